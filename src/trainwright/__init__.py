@@ -1,0 +1,1 @@
+"""Hydra-composed training of language models on this machine, Slurm and Vertex AI."""

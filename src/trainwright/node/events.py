@@ -1,0 +1,148 @@
+"""The history of a run: one immutable file per event, written once and never changed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import secrets
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Mapping
+
+from .run_paths import RunPaths
+
+PLANNED = "PLANNED"
+SUBMITTED = "SUBMITTED"
+QUEUED = "QUEUED"
+RUNNING = "RUNNING"
+REQUEUED = "REQUEUED"
+SUCCEEDED = "SUCCEEDED"
+FAILED = "FAILED"
+TIMEOUT = "TIMEOUT"
+PREEMPTED = "PREEMPTED"
+CANCELLED = "CANCELLED"
+NOT_SUBMITTED = "NOT_SUBMITTED"
+UNKNOWN = "UNKNOWN"
+
+ENDED = frozenset({SUCCEEDED, FAILED, TIMEOUT, PREEMPTED, CANCELLED, NOT_SUBMITTED})
+STATES = ENDED | {PLANNED, SUBMITTED, QUEUED, RUNNING, REQUEUED, UNKNOWN}
+
+SUBMIT = "submit"  # who: the side that plans, submits and asks the scheduler
+SCHEMA_VERSION = 1
+
+_NAME = re.compile(r"^(\d{4,})-(.+)-([A-Z_]+)\.json$")
+_NODE = re.compile(r"^a\d+-node(\d+)$")
+_NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened to a run."""
+
+    number: int  # order of writing; events of different writers may share one
+    state: str
+    time: str  # UTC, ISO 8601
+    who: str
+    stage: str | None  # None: the run, that is all its stages
+    attempt: int
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def node(self) -> int | None:
+        """The node that speaks; None when it is the submit side."""
+        match = _NODE.match(self.who)
+        return int(match.group(1)) if match else None
+
+
+@dataclass(frozen=True)
+class History:
+    """All events of a run in order, and the names of files that hold none."""
+
+    events: tuple[Event, ...]
+    unreadable: tuple[str, ...]
+
+
+def node_who(attempt: int, node: int) -> str:
+    """Return how a node signs its events."""
+    return f"a{attempt}-node{node}"
+
+
+def timestamp() -> str:
+    """Return the present as events write it: UTC with microseconds."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def append(paths: RunPaths, state: str, *, who: str, stage: str | None, attempt: int, **extra: Any) -> Path:
+    """Write one event, complete from the moment it can be seen, and return its file."""
+    assert state in STATES, state
+    event = {"schema_version": SCHEMA_VERSION, "state": state, "time": timestamp(), "who": who}
+    content = json.dumps({**event, "stage": stage, "attempt": attempt, **extra}, indent=1) + "\n"
+    paths.events.mkdir(parents=True, exist_ok=True)
+    draft = paths.events / f".{who}-{secrets.token_hex(8)}.tmp"
+    try:
+        _write_new(draft, content)
+        while True:
+            target = paths.events / f"{_highest(paths.events) + 1:04d}-{who}-{state}.json"
+            try:
+                _publish(draft, target, content)
+            except FileExistsError:
+                continue  # another writer of this name came first: take the next number
+            return target
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def read_events(paths: RunPaths) -> History:
+    """Read all events in order. A file that is no whole event is named in the result, never an error."""
+    events, unreadable = [], []
+    for name in _listing(paths.events):
+        try:
+            events.append(_parse(name, (paths.events / name).read_bytes()))
+        except (OSError, ValueError, KeyError, TypeError):
+            unreadable.append(name)
+    return History(tuple(sorted(events, key=order)), tuple(sorted(unreadable)))
+
+
+def order(event: Event) -> tuple[int, str, str, str]:
+    """Sort key of events: numbers first, then the clock, which may differ between nodes."""
+    return event.number, event.time, event.who, event.state
+
+
+def _publish(draft: Path, target: Path, content: str) -> None:
+    """Give the draft its final name; where hard links do not exist (bucket mounts), write the file anew."""
+    try:
+        os.link(draft, target)
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        _write_new(target, content)
+
+
+def _write_new(path: Path, content: str) -> None:
+    with open(path, "x", encoding="utf-8") as file:
+        try:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            path.unlink()  # a full disk must not leave half an event
+            raise
+
+
+def _listing(folder: Path) -> list[str]:
+    return [name for name in os.listdir(folder) if _NAME.match(name)] if folder.is_dir() else []
+
+
+def _highest(folder: Path) -> int:
+    return max((int(name.split("-")[0]) for name in _listing(folder)), default=0)
+
+
+def _parse(name: str, content: bytes) -> Event:
+    data = json.loads(content.decode("utf-8"))
+    if data.pop("schema_version") != SCHEMA_VERSION or data["state"] not in STATES:
+        raise ValueError(f"{name} was written by another version")
+    known = {key: data.pop(key) for key in ("state", "time", "who", "stage", "attempt")}
+    return Event(number=int(name.split("-")[0]), extra=data, **known)

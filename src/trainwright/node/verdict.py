@@ -1,0 +1,65 @@
+"""How a node's part of a run ended: from the ends of its ranks to one state and one exit code."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from . import events
+from .rank import PREEMPTED_CODE, RankEnd
+from .signals import signal_name
+from .supervisor import Outcome
+
+# A rank that knows nothing of SIGUSR1 dies of it, or of our SIGKILL after the grace: preempted, not failed.
+_KILLED_BY_PREEMPTION = {signal.SIGUSR1, signal.SIGTERM, signal.SIGKILL}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The worker's last word."""
+
+    state: str
+    exit_code: int
+    reason: str | None  # None: it succeeded
+    first: RankEnd | None  # the rank to blame; None: no rank
+
+
+def judge(outcome: Outcome) -> Verdict:
+    """Return what the ends of the ranks and the signal to stop add up to.
+
+    A run that was told to stop has not succeeded, even if its ranks end with 0: scripts that save and leave do that.
+    """
+    failed = sorted((end for end in outcome.ends.values() if end.exit_code), key=lambda end: end.ended)
+    if outcome.missing and not failed:
+        return _judge_launcher(outcome)
+    crashed = [end for end in failed if end.exit_code != PREEMPTED_CODE]
+    if outcome.stopped_by is not None:
+        return _judge_stopped(outcome.stopped_by, failed, crashed)
+    if crashed:
+        return Verdict(events.FAILED, crashed[0].exit_code, str(crashed[0]), crashed[0])
+    if failed:
+        return Verdict(events.PREEMPTED, PREEMPTED_CODE, "the ranks asked to be started again", None)
+    return Verdict(events.SUCCEEDED, 0, None, None)
+
+
+def _judge_stopped(number: int, failed: list[RankEnd], crashed: list[RankEnd]) -> Verdict:
+    reason = f"stopped by {signal_name(number)}"
+    if number == signal.SIGUSR1:  # the scheduler's announcement that time is nearly over
+        crashed = [end for end in crashed if end.signal not in _KILLED_BY_PREEMPTION]
+        if crashed:
+            return Verdict(events.FAILED, crashed[0].exit_code, f"{reason}; {crashed[0]}", crashed[0])
+        return Verdict(events.PREEMPTED, PREEMPTED_CODE, reason, None)
+    if crashed:
+        return Verdict(events.CANCELLED, crashed[0].exit_code, f"{reason}; {crashed[0]}", crashed[0])
+    if failed:
+        return Verdict(events.PREEMPTED, PREEMPTED_CODE, reason, None)
+    return Verdict(events.CANCELLED, 128 + number, reason, None)
+
+
+def _judge_launcher(outcome: Outcome) -> Verdict:
+    if outcome.stopped_by is not None:
+        return _judge_stopped(outcome.stopped_by, [], [])
+    code = outcome.launcher_code
+    code = 128 - code if code < 0 else code or 1
+    reason = f"the launcher ended with exit code {code} before ranks {list(outcome.missing)} started"
+    return Verdict(events.FAILED, code, reason, None)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from trainwright.node.rank import RankEnd
+from trainwright.node.supervisor import Outcome
+from trainwright.node.verdict import judge
+
+TERM, INT, USR1, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGKILL
+
+
+def outcome(*codes: int, stopped_by: int | None = None, launcher_code: int = 0, missing: int = 0) -> Outcome:
+    """Ranks that ended in the given order; -n for the signal n."""
+    ends = {
+        rank: RankEnd(rank, code if code >= 0 else 128 - code, -code if code < 0 else None, f"12:00:{rank:02d}")
+        for rank, code in enumerate(codes)
+    }
+    return Outcome(ends, tuple(range(len(codes), len(codes) + missing)), stopped_by, launcher_code, ())
+
+
+@pytest.mark.parametrize(
+    ("ended", "expected"),
+    [
+        (outcome(0, 0), ("SUCCEEDED", 0, None)),
+        (outcome(0, 0, launcher_code=1), ("SUCCEEDED", 0, None)),
+        (outcome(0, 3, 1), ("FAILED", 3, 1)),
+        (outcome(-KILL, -TERM), ("FAILED", 137, 0)),
+        (outcome(75, 75), ("PREEMPTED", 75, None)),
+        (outcome(0, 75), ("PREEMPTED", 75, None)),
+        (outcome(75, 1), ("FAILED", 1, 1)),
+        # told to stop
+        (outcome(75, 75, stopped_by=TERM), ("PREEMPTED", 75, None)),
+        (outcome(75, 75, stopped_by=USR1), ("PREEMPTED", 75, None)),
+        (outcome(-TERM, -TERM, stopped_by=TERM), ("CANCELLED", 143, 0)),
+        (outcome(75, -KILL, stopped_by=TERM), ("CANCELLED", 137, 1)),
+        (outcome(-INT, 1, stopped_by=INT), ("CANCELLED", 130, 0)),
+        (outcome(0, 0, stopped_by=INT), ("CANCELLED", 130, None)),
+        (outcome(-USR1, -KILL, stopped_by=USR1), ("PREEMPTED", 75, None)),
+        (outcome(0, 0, stopped_by=USR1), ("PREEMPTED", 75, None)),
+        (outcome(75, 1, stopped_by=USR1), ("FAILED", 1, 1)),
+        # ranks that never started
+        (outcome(launcher_code=1, missing=2), ("FAILED", 1, None)),
+        (outcome(launcher_code=-KILL, missing=2), ("FAILED", 137, None)),
+        (outcome(launcher_code=0, missing=2), ("FAILED", 1, None)),
+        (outcome(0, launcher_code=1, missing=1), ("FAILED", 1, None)),
+        (outcome(stopped_by=INT, launcher_code=-KILL, missing=2), ("CANCELLED", 130, None)),
+        (outcome(stopped_by=USR1, launcher_code=-KILL, missing=2), ("PREEMPTED", 75, None)),
+    ],
+)
+def test_ends_of_ranks_add_up_to_one_state_and_code(ended: Outcome, expected: tuple[str, int, int | None]) -> None:
+    verdict = judge(ended)
+    assert (verdict.state, verdict.exit_code, verdict.first.rank if verdict.first else None) == expected
+
+
+def test_the_reason_names_rank_and_signal() -> None:
+    assert judge(outcome(-KILL)).reason == "rank 0 was killed by SIGKILL"
+    assert judge(outcome(0, 3)).reason == "rank 1 ended with exit code 3"

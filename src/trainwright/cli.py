@@ -1,0 +1,45 @@
+"""`trainwright`: the commands around runs. Starts fast: what a command needs is imported when it runs."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one command and exit with its code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["train"]:  # all that follows is Hydra's, its own flags included
+        from trainwright.app import main as train
+
+        sys.argv[0] = "trainwright train"
+        train(arguments[1:])
+    options = _parser().parse_args(arguments)
+    options.run(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="trainwright", description="Train language models here, on Slurm and Vertex AI."
+    )
+    parser.add_argument("--version", action="version", version=f"trainwright {version('trainwright')}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands.add_parser("train", help="what `python train.py` does: GROUP=OPTION KEY=VALUE ..., -m for a sweep")
+    rules = commands.add_parser("rules", help="list the rules that a run must meet; allow=[ID] on a run relaxes one")
+    rules.add_argument("--json", action="store_true", help="print JSON")
+    rules.set_defaults(run=_rules)
+    return parser
+
+
+def _rules(options: argparse.Namespace) -> None:
+    from trainwright.preflight import RULES
+
+    rows = [
+        {"id": rule.id, "severity": rule.severity, "condition": rule.condition, "source": rule.source} for rule in RULES
+    ]
+    if options.json:
+        print(json.dumps({"schema_version": 1, "rules": rows}, indent=1))
+        return
+    for row in rows:
+        print(f"{row['id']:<16} {row['severity']:<8} {row['condition']}\n{'':<25} source: {row['source']}")

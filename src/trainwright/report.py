@@ -1,0 +1,135 @@
+"""What the terminal shows of a batch of runs: warnings, starts, ends, the table, where everything is."""
+
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainwright.job import JobSpec
+from trainwright.node.run_paths import RunPaths
+from trainwright.registry import RunRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a run stands when the command ends."""
+
+    run_id: str
+    run_dir: Path
+    state: str
+    exit_code: int  # for the shell: 0, 1 or 75
+    overrides: tuple[str, ...]
+    attempt: int
+    reason: str | None  # None: nothing to explain
+    results: Mapping[str, Any] | None  # results.json; None: the run wrote none
+
+    @classmethod
+    def of(cls, record: RunRecord, *, reason: str | None = None, results: Any = None, **rest: Any) -> "Outcome":
+        return cls(
+            run_id=record.run_id,
+            overrides=record.overrides,
+            attempt=record.attempt,
+            reason=reason,
+            results=results,
+            **rest,
+        )
+
+    @property
+    def val_loss(self) -> float | None:
+        """The last validation loss in nats; None where the run has none."""
+        value = (self.results or {}).get("val_loss")
+        return float(value) if value is not None else None  # "nan" is text in JSON
+
+    @property
+    def failure(self) -> str:
+        """One line that says what went wrong and where to read more."""
+        log = RunPaths(self.run_dir).logs
+        return f"{self.run_id} {self.state}" + (f": {self.reason}" if self.reason else "") + f"\nlogs: {log}"
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def warn(line: str) -> None:
+    print(line if line.startswith("warning") else f"warning: {line}", file=sys.stderr, flush=True)
+
+
+def started(record: RunRecord, job: JobSpec, records: Sequence[RunRecord]) -> None:
+    place = f" {records.index(record) + 1}/{len(records)}" if len(records) > 1 else ""
+    stage = f" {job.stage}" if len(record.jobs) > 1 else ""
+    say(f"run{place}  {record.run_id}{stage}  {' '.join(record.overrides)}".rstrip())
+
+
+def ended(outcome: Outcome) -> None:
+    loss = "" if outcome.val_loss is None else f"  val_loss {outcome.val_loss:.4f}"
+    say(f"end  {outcome.run_id}  {outcome.state}{loss}")
+
+
+def dry_run(record: RunRecord, aside: Path, files: Sequence[Path]) -> None:
+    plan = record.plan
+    say(f"dry run of {record.run_id}; nothing was submitted")
+    say(
+        f"  {plan.num_parameters:,} parameters, {plan.world_size} devices, data parallel {plan.data_parallel_size}, "
+        f"accumulation {plan.accumulate_grad_batches}, {plan.max_steps} steps, {plan.consumed_samples:,} samples"
+    )
+    for path in files:
+        say(f"  {path}")
+
+
+def summary(outcomes: Sequence[Outcome]) -> None:
+    """Show one run in words, several as a table."""
+    if len(outcomes) == 1:
+        for line in _one_run(outcomes[0]):
+            say(line)
+    else:
+        _table(outcomes)
+
+
+def _one_run(outcome: Outcome) -> Iterator[str]:
+    results, paths = outcome.results or {}, RunPaths(outcome.run_dir)
+    yield f"{outcome.state.lower()}    {outcome.run_id}"
+    if outcome.val_loss is not None:
+        yield f"val_loss     {outcome.val_loss:.4f}" + _unigram(results)
+    yield f"directory    {outcome.run_dir}"
+    for saved in (results.get("checkpoints") or [])[-1:]:
+        yield f"checkpoint   {saved['path']}"
+    if results:
+        yield f"results      {paths.results}"
+    logs = paths.rank_log("train", outcome.attempt, 0)
+    yield f"logs         less {shlex.quote(str(logs))}"
+    yield f"tensorboard  tensorboard --logdir {shlex.quote(str(outcome.run_dir))}"
+
+
+def _unigram(results: Mapping[str, Any]) -> str:
+    unigram = results.get("unigram_loss")
+    return "" if unigram is None else f" (unigram model {unigram:.4f}, margin {unigram - results['val_loss']:.4f})"
+
+
+def _table(outcomes: Sequence[Outcome]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    values = [dict(_assignment(override) for override in outcome.overrides) for outcome in outcomes]
+    keys = list(dict.fromkeys(key for assignments in values for key in assignments))
+    differing = [key for key in keys if len({assignments.get(key) for assignments in values}) > 1]
+    table = Table("run", *differing, "state", "val_loss", "time", box=None, header_style="bold", pad_edge=False)
+    for outcome, assignments in zip(outcomes, values, strict=True):
+        loss = "" if outcome.val_loss is None else f"{outcome.val_loss:.4f}"
+        seconds = (outcome.results or {}).get("wall_s")
+        table.add_row(
+            outcome.run_id,
+            *(assignments.get(key, "") for key in differing),
+            outcome.state,
+            loss,
+            "" if seconds is None else f"{seconds:.0f} s",
+        )
+    # A table that is piped must not be cut at a width that nobody sees.
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def _assignment(override: str) -> tuple[str, str]:
+    key, _, value = override.partition("=")
+    return key.lstrip("+"), value

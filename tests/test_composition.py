@@ -207,7 +207,7 @@ def test_one_job_does_not_leak_into_the_next(train: Train, tmp_path: Path) -> No
     records = [yaml.safe_load(path.read_text())["config"] for path in tmp_path.glob("dry_runs/*/*/run/run.yaml")]
     seen = {record["hardware"]["name"]: (record["launcher"]["kind"], record["backend"]["kind"]) for record in records}
     assert seen == {"t4": ("vertex", "nemo"), "cpu": ("local", "native")}
-    assert {record["hardware"]["name"]: record["trainer"]["max_steps"] for record in records} == {"t4": 50, "cpu": 150}
+    assert {record["hardware"]["name"]: record["trainer"]["max_steps"] for record in records} == {"t4": 50, "cpu": 240}
 
 
 def test_every_unknown_key_and_wrong_value_is_reported_at_once(train: Train) -> None:

@@ -17,7 +17,7 @@ Parsed = Callable[..., RunConfig]
         (("model=tanuki_8b", "hardware=trn1"), 32, 1, 8, 800),  # the third, where NxDT prints 728
         (("model=tanuki_8b", "hardware=h100"), 8, 8, 1, 800),
         (("model=gpt_5b", "hardware=h100", "parallelism.tensor_model_parallel_size=2"), 8, 4, 16, 25_600),
-        (("hardware.num_nodes=2", "data.global_batch_size=12"), 2, 2, 3, 1_800),
+        (("hardware.num_nodes=2", "data.global_batch_size=12"), 2, 2, 3, 2_880),
         (("hardware=t4", "parallelism.pipeline_model_parallel_size=2"), 8, 4, 16, 12_800),
         (("hardware=t4", "parallelism.context_parallel_size=8"), 8, 1, 64, 12_800),
     ],

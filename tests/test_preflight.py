@@ -53,7 +53,7 @@ BROKEN = [
     ("shards-divide", ("hardware=t4", "parallelism.tensor_model_parallel_size=8"), {}, "num_attention_heads=4"),
     ("shards-divide", ("hardware=trn1", "parallelism.tensor_model_parallel_size=2"), {}, "which NxDT does not pad"),
     ("vocabulary", ("model.vocab_size=1000",), {}, "set model.vocab_size=50257"),
-    ("vocabulary", (), {"max_token_id": 50_304}, "set model.vocab_size=50305"),
+    ("vocabulary", (), {"max_token_id": 50_257}, "set model.vocab_size=50258"),
     ("missing-file", (), {"missing_files": {"data.text": "/no"}}, "data.text: /no does not exist"),
     ("missing-package", (), {"missing_packages": ("torch",)}, "pip install 'trainwright[native]'"),
     ("site-unset", ("hardware=trn1",), {}, "site.slurm.shared_dir is unset"),

@@ -267,18 +267,16 @@ def _shards_divide(case: Case) -> Iterator[tuple[str, str]]:
 
 
 def _vocabulary(case: Case) -> Iterator[tuple[str, str]]:
-    data, rows = case.config.data, case.plan.padded_vocab_size
-    if data.tokenizer.vocab_size > rows:
+    data, entries = case.config.data, case.config.model.vocab_size  # the rows of padding are no tokens
+    if data.tokenizer.vocab_size > entries:
         yield (
-            f"data.tokenizer.vocab_size={data.tokenizer.vocab_size} is more than the {rows} entries of "
-            f"model={case.config.model.name}",
+            f"data.tokenizer.vocab_size={data.tokenizer.vocab_size} is more than model.vocab_size={entries}",
             f"set model.vocab_size={data.tokenizer.vocab_size} or choose the model's own tokenizer",
         )
     largest = case.facts.max_token_id
-    if largest is not None and largest >= rows:
+    if largest is not None and largest >= entries:
         yield (
-            f"data.data_prefix holds token {largest}, but model.vocab_size={case.config.model.vocab_size} has "
-            f"{rows} entries",
+            f"data.data_prefix holds token {largest}, but model.vocab_size={entries}",
             f"set model.vocab_size={largest + 1} or more, or choose data of the model's tokenizer",
         )
 

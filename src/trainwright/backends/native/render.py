@@ -1,4 +1,4 @@
-"""What a run of our own backend needs: one stage, ranks under torchrun. Imports no torch: this runs where jobs are sent."""
+"""What a run of our own backend needs: one stage, ranks under torchrun. No torch: this runs where jobs are sent."""
 
 import sys
 

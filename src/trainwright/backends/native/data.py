@@ -1,0 +1,146 @@
+"""Batches for a rank: Megatron's order of samples, the same global batches for any number of ranks."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
+
+from trainwright.config import RunConfig
+from trainwright.dataset.blend import Blend
+from trainwright.dataset.samples import GptData, Samples, open_dataset, prepare_prefixes, requested_samples
+from trainwright.errors import UserError
+
+Batch = tuple[Tensor, Tensor]  # tokens and labels, both [micro_batch_size, seq_length]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """How a global batch is cut: into micro batches, of which each rank takes `accumulate_grad_batches`."""
+
+    micro_batch_size: int
+    global_batch_size: int
+    data_parallel_size: int
+
+    @property
+    def accumulate_grad_batches(self) -> int:
+        return self.global_batch_size // (self.micro_batch_size * self.data_parallel_size)
+
+
+def plan_batches(micro_batch_size: int, global_batch_size: int, data_parallel_size: int) -> BatchPlan:
+    """Return the cut of `global_batch_size`; raise UserError where it leaves a remainder."""
+    at_once = micro_batch_size * data_parallel_size
+    if global_batch_size % at_once:
+        below = global_batch_size // at_once * at_once
+        fits = f"{below} or {below + at_once}" if below else f"{at_once}"
+        raise UserError(
+            f"data.global_batch_size={global_batch_size} is not a multiple of data.micro_batch_size={micro_batch_size} "
+            f"* {data_parallel_size} data parallel ranks; use {fits}"
+        )
+    return BatchPlan(
+        micro_batch_size=micro_batch_size, global_batch_size=global_batch_size, data_parallel_size=data_parallel_size
+    )
+
+
+class MicroBatchSampler(Sampler[list[int]]):
+    """The micro batches of one rank: global batch k is samples k * size to (k + 1) * size, for any number of ranks.
+
+    Of each micro_batch_size * ranks samples in a row, a rank takes its own micro_batch_size in a row.
+    Source: Megatron's `single` data loader, nemo MegatronPretrainingSampler.
+    """
+
+    def __init__(self, plan: BatchPlan, rank: int, num_global_batches: int) -> None:
+        self.plan = plan
+        self.rank = rank
+        self.num_global_batches = num_global_batches
+        self.consumed_samples = 0  # where the next iteration starts
+
+    def __len__(self) -> int:
+        """Return the micro batches of all global batches, consumed ones too, since a resumed loop counts those."""
+        return self.num_global_batches * self.plan.accumulate_grad_batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        at_once = self.plan.micro_batch_size * self.plan.data_parallel_size
+        for start in range(self.consumed_samples, self.num_global_batches * self.plan.global_batch_size, at_once):
+            own = start + self.rank * self.plan.micro_batch_size
+            yield list(range(own, own + self.plan.micro_batch_size))
+
+
+class BatchLoader(DataLoader[Batch]):
+    """Loads a rank's micro batches and, as Lightning's stateful loaders do, remembers how far it came.
+
+    The state is a number of samples, so it holds on another number of ranks.
+    """
+
+    def __init__(self, samples: Samples, sampler: MicroBatchSampler, num_workers: int, pin_memory: bool) -> None:
+        super().__init__(
+            samples,  # type: ignore[arg-type]  # torch asks for its own Dataset class, but only indexes
+            batch_sampler=sampler,
+            collate_fn=_collate,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            # Its own generator: a loader draws a seed when it starts, which must not shift the dropout stream.
+            generator=torch.Generator(),
+        )
+        self._micro_batches = sampler
+        self._consumed_samples = 0
+
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # torch names its own iterator class
+        plan = self._micro_batches.plan
+        self._consumed_samples = self._micro_batches.consumed_samples
+        for batch in super().__iter__():
+            self._consumed_samples += plan.micro_batch_size * plan.data_parallel_size
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"consumed_samples": self._consumed_samples}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._micro_batches.consumed_samples = state["consumed_samples"]
+
+
+def _collate(rows: Sequence[npt.NDArray[np.int64]]) -> Batch:
+    tokens = torch.from_numpy(np.stack(rows))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def find_prefixes(config: RunConfig) -> Blend:
+    """Return the data sets of a run, the text tokenized first where that was not done yet."""
+    data = config.data
+    if data.text is None and data.data_prefix is None:
+        raise UserError(f"data.kind={data.kind} cannot be trained by backend=native; use a data group of kind gpt")
+    return prepare_prefixes(
+        text=data.text or "",
+        data_prefix=data.data_prefix,
+        splits_string=data.splits_string,
+        cache_dir=Path(data.cache_dir),
+        tokenizer_type=data.tokenizer.type,
+        shuffle_tokens=data.shuffle_tokens,
+        seed=config.seed,
+        report=lambda line: print(line, flush=True),
+    )
+
+
+def open_samples(config: RunConfig, blend: Blend) -> GptData:
+    """Return the samples of a run; the first process to call it builds the sample indices for all."""
+    data, trainer = config.data, config.trainer
+    num_train, num_validation = requested_samples(
+        max_steps=trainer.max_steps,
+        global_batch_size=data.global_batch_size,
+        val_check_interval=trainer.val_check_interval,
+        limit_val_batches=trainer.limit_val_batches,
+    )
+    return open_dataset(
+        blend,
+        splits_string=data.splits_string,
+        seq_length=data.seq_length,
+        vocab_size=config.model.vocab_size,
+        seed=config.seed,
+        index_mapping_dir=None if data.index_mapping_dir is None else Path(data.index_mapping_dir),
+        num_train_samples=num_train,
+        num_validation_samples=num_validation,
+    )

@@ -260,6 +260,28 @@ def test_the_refusals_of_all_jobs_come_before_any_is_recorded(train: Train, tmp_
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (("data.text=/absent.txt",), 3, "data.text: /absent.txt does not exist"),
+        (("data.text=null", "data.data_prefix=[/absent]"), 3, "data.data_prefix: /absent.bin does not exist"),
+        (("data.global_batch_size=3",), 3, "use 2 or 4"),
+        (("model.vocab_size=1000",), 3, "set model.vocab_size=50257"),
+        (("model=tanuki_8b",), 3, "use hardware=h100 or hardware=trn1"),
+        (("hardware=trn1", "model=bert_large"), 3, "no bert recipe"),
+        (("optim.lr=0",), 2, "optim.lr: 0 must be greater than 0"),
+    ],
+)
+def test_bad_input_is_one_clear_error_and_leaves_nothing(
+    arguments: tuple[str, ...], code: int, told: str, train: Train, tmp_path: Path
+) -> None:
+    result = train(*arguments)
+    assert result.code == code
+    assert told in result.err
+    assert "Traceback" not in result.err
+    assert not list(tmp_path.iterdir())
+
+
 def test_parsing_needs_every_key(parsed: Callable[..., RunConfig]) -> None:
     tree = parsed().to_dict()
     del tree["optim"]["lr"]

@@ -202,6 +202,22 @@ def test_duplicate_points_and_a_key_given_twice_are_told(train: Train, tmp_path:
     assert [record["config"]["seed"] for record in records] == [2, 2]
 
 
+def test_a_dry_run_in_a_sweep_leaves_the_real_runs_real(train: Train, tmp_path: Path) -> None:
+    """The real one is stopped by its broken text, after it was recorded: that it started is what counts."""
+    (tmp_path / "short.txt").write_text("too short\n")
+    result = train("-m", "dry_run=true,false", "data.text=short.txt", "debug=fast")
+    assert result.code == 1
+    assert len(list(tmp_path.glob("dry_runs/*/*/run/run.yaml"))) == 1
+    assert len(list(tmp_path.glob("outputs/debug/gpt_small/*/run/run.yaml"))) == 1
+
+
+def test_one_run_id_cannot_be_several_runs_of_a_sweep(train: Train, tmp_path: Path) -> None:
+    result = train("-m", "run_id=x", "seed=1,2")
+    assert result.code == 2
+    assert "run_id: x would be several runs of one sweep" in result.err
+    assert not list(tmp_path.iterdir())
+
+
 def test_one_job_does_not_leak_into_the_next(train: Train, tmp_path: Path) -> None:
     assert train("-m", "hardware=t4,cpu", "dry_run=true").code == 0
     records = [yaml.safe_load(path.read_text())["config"] for path in tmp_path.glob("dry_runs/*/*/run/run.yaml")]

@@ -5,7 +5,7 @@
 All runs of a batch are checked before the first is recorded, and all are recorded before the first is submitted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,14 +37,14 @@ def dispatch(batch: Sequence[Composed]) -> list[report.Outcome]:
     """
     records = prepare(batch)
     refuse_errors(records)
-    dry = [record for record in records if record.config.dry_run]
-    if dry:
-        return [record_dry_run(record) for record in records]
-    for record in records:
+    real = [record for record in records if not record.config.dry_run]
+    for record in real:
         registry.create(record)
-    if len(records) > 1:
-        report.say(f"sweep  {registry.create_sweep(records)}")
-    return submit_and_follow(records)
+    if len(real) > 1:
+        report.say(f"sweep  {registry.create_sweep(real)}")
+    recorded = [record_dry_run(record) for record in records if record.config.dry_run]
+    outcomes = {outcome.run_id: outcome for outcome in (*recorded, *submit_and_follow(real))}
+    return [outcomes[record.run_id] for record in records]
 
 
 def refuse_too_many(count: int, max_jobs: int | None) -> None:
@@ -55,21 +55,25 @@ def refuse_too_many(count: int, max_jobs: int | None) -> None:
 
 def prepare(batch: Sequence[Composed]) -> list[RunRecord]:
     """Parse, plan, check and render every run. Raises UserError with the problems of all that do not parse."""
-    records, problems = [], []
+    records: dict[str, RunRecord] = {}
+    problems = []
     for job in batch:
         try:
-            records.append(_prepare(job, Path.cwd()))
+            record = _prepare(job, Path.cwd(), taken=records.keys())
+            records[record.run_id] = record
         except UserError as error:
             problems.append(f"{_label(batch, job)}{error}")
     if problems:
         raise UserError("\n".join(dict.fromkeys(problems)))
-    return records
+    return list(records.values())
 
 
-def _prepare(job: Composed, cwd: Path) -> RunRecord:
+def _prepare(job: Composed, cwd: Path, taken: Collection[str]) -> RunRecord:
     config = RunConfig.from_hydra(job.tree).with_absolute_paths(cwd)
     plan = make_plan(config)
-    run_id = config.run_id or registry.new_id(config.name)
+    if config.run_id in taken:
+        raise UserError(f"run_id: {config.run_id} would be several runs of one sweep; leave run_id out")
+    run_id = config.run_id or registry.new_id(config.name, lambda made: made in taken)
     run_dir = registry.run_dir(config, run_id)
     attempt = registry.last_attempt(run_dir) + 1
     facts = preflight.look(config, built_backends=RENDERERS.keys(), built_launchers=scheduler.installed())
@@ -107,7 +111,8 @@ def refuse_errors(records: Sequence[RunRecord]) -> None:
 def record_dry_run(record: RunRecord) -> report.Outcome:
     """Record a run aside, list every file and submit nothing."""
     config = record.config
-    aside = Path(config.exp_manager.dry_run_dir) / config.name / registry.new_id(config.name)
+    folder = Path(config.exp_manager.dry_run_dir) / config.name
+    aside = folder / registry.new_id(config.name, lambda made: (folder / made).exists())
     files = registry.create(record, at=aside)
     report.dry_run(record, aside, files)
     return report.Outcome.of(record, state=events.PLANNED, exit_code=0, run_dir=aside)

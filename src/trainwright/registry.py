@@ -6,7 +6,7 @@ import platform
 import secrets
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -58,9 +58,11 @@ def run_dir(config: RunConfig, run_id: str) -> Path:
     return Path(config.exp_manager.exp_dir) / config.name / run_id
 
 
-def new_id(name: str) -> str:
-    """Return `{name}-{UTC yyyymmdd-hhmmss}-{4 hex}`."""
-    return f"{name}-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+def new_id(name: str, is_taken: Callable[[str], bool] = lambda made: False) -> str:
+    """Return a new `{name}-{UTC yyyymmdd-hhmmss}-{4 hex}`; many are made in one second, so equal ones do happen."""
+    while is_taken(made := f"{name}-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"):
+        pass
+    return made
 
 
 def last_attempt(run: Path) -> int:

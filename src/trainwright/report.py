@@ -84,7 +84,7 @@ def summary(outcomes: Sequence[Outcome]) -> None:
     if len(outcomes) == 1:
         for line in _one_run(outcomes[0]):
             say(line)
-    else:
+    elif outcomes:
         _table(outcomes)
 
 
@@ -95,7 +95,7 @@ def _one_run(outcome: Outcome) -> Iterator[str]:
         yield f"val_loss     {outcome.val_loss:.4f}" + _unigram(results)
     yield f"directory    {outcome.run_dir}"
     for saved in (results.get("checkpoints") or [])[-1:]:
-        yield f"checkpoint   {saved['path']}"
+        yield f"checkpoint   {outcome.run_dir / saved['path']}"
     if results:
         yield f"results      {paths.results}"
     logs = paths.rank_log("train", outcome.attempt, 0)

@@ -1,11 +1,12 @@
 """What a scheduler is to dispatch, and how one is found: by the launcher's kind, among the installed entry points."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Protocol
 
 from trainwright.config import RunConfig
+from trainwright.errors import EXIT_FAILED, UserError
 from trainwright.job import JobSpec
 
 ENTRY_POINTS = "trainwright.schedulers"
@@ -17,6 +18,23 @@ class Ended:
 
     job_id: str
     exit_code: int | None  # None: it never started, since an earlier one failed or the user stopped
+    state: str | None = None  # why it ended, where the scheduler knows more than a code; None: it does not
+    reason: str | None = None  # in words; None: nothing to explain
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobState:
+    """What a scheduler says of a job at this moment."""
+
+    state: str  # one of node.events
+    reason: str | None  # why it waits or ended, with what helps; None: nothing to explain
+    exit_code: int | None  # as a shell shows it; None: not ended, or never started
+
+
+class NotSubmittedError(UserError):
+    """A scheduler does not take a job. The message is the scheduler's own, with the key to change where it is known."""
+
+    exit_code = EXIT_FAILED
 
 
 class Scheduler(Protocol):
@@ -24,16 +42,44 @@ class Scheduler(Protocol):
 
     is_attached: bool
 
-    def submit(self, job: JobSpec, *, after: tuple[str, ...]) -> str:
-        """Hand `job` over and return its id; it starts once all jobs in `after` have succeeded."""
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (what is wrong, what to do) for each reason why no job could be submitted now."""
 
-    def wait(self, on_start: Callable[[str], None], on_end: Callable[[Ended], None]) -> None:
-        """Follow all submitted jobs to their end, telling of each start and end as it happens."""
+    def arrange(self, job: JobSpec) -> JobSpec:
+        """Return `job` with what it is submitted as among its files. Values in, values out."""
+
+    def submit(self, job: JobSpec, *, after: tuple[str, ...]) -> str:
+        """Hand `job` over and return its id; it starts once all jobs in `after` have succeeded.
+
+        A job that was handed over before, but not noted, is found and not submitted twice. Raises NotSubmittedError.
+        """
+
+    def look_up(self, job_ids: Collection[str]) -> Mapping[str, JobState]:
+        """Return what is known now of those jobs that the scheduler remembers."""
+
+    def cancel(self, job_ids: Collection[str]) -> None:
+        """End these jobs, whatever command submitted them; those that are over or forgotten are left alone.
+
+        Raises UserError when they cannot be reached from here.
+        """
+
+    def wait(
+        self,
+        on_start: Callable[[str], None],
+        on_end: Callable[[Ended], None],
+        on_wait: Callable[[str, str], None],
+    ) -> None:
+        """Follow all submitted jobs to their end, telling of each start, end and reason to wait as it happens."""
 
 
 def installed() -> frozenset[str]:
     """Return the launcher kinds that have a scheduler."""
     return frozenset(point.name for point in entry_points(group=ENTRY_POINTS))
+
+
+def problems(config: RunConfig) -> tuple[tuple[str, str], ...]:
+    """Return (what is wrong, what to do) for each reason why the run's scheduler would not take it now."""
+    return tuple(open_scheduler(config).problems()) if config.launcher.kind in installed() else ()
 
 
 def open_scheduler(config: RunConfig) -> Scheduler:

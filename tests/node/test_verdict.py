@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 import pytest
 
+from trainwright.node.events import Event
 from trainwright.node.rank import RankEnd
 from trainwright.node.supervisor import Outcome
 from trainwright.node.verdict import judge
@@ -56,4 +58,29 @@ def test_ends_of_ranks_add_up_to_one_state_and_code(ended: Outcome, expected: tu
 
 def test_the_reason_names_rank_and_signal() -> None:
     assert judge(outcome(-KILL)).reason == "rank 0 was killed by SIGKILL"
-    assert judge(outcome(0, 3)).reason == "rank 1 ended with exit code 3"
+    assert judge(outcome(3, 0)).reason == "rank 0 ended with exit code 3"
+
+
+def test_ranks_that_left_before_the_failure_are_named() -> None:
+    assert judge(outcome(0, 0, 3)).reason == "rank 2 ended with exit code 3, after ranks [0, 1] had ended with 0"
+
+
+@pytest.mark.parametrize(
+    ("peer", "codes", "expected"),
+    [
+        (("FAILED", 9), (-TERM, -KILL), ("CANCELLED", 9)),
+        (("FAILED", 9), (75, 75), ("CANCELLED", 9)),
+        (("CANCELLED", 143), (75,), ("CANCELLED", 143)),
+        (("PREEMPTED", 75), (75, 75), ("PREEMPTED", 75)),
+        (("PREEMPTED", 75), (75, -KILL), ("CANCELLED", 75)),
+        (("TIMEOUT", 75), (75,), ("CANCELLED", 75)),
+    ],
+)
+def test_a_node_that_was_stopped_for_another_follows_its_exit_code(
+    peer: tuple[str, int], codes: tuple[int, ...], expected: tuple[str, int]
+) -> None:
+    state, code = peer
+    event = Event(7, state, "12:00:00", "a1-node3", "train", 1, {"exit_code": code, "reason": "rank 5 fell"})
+    verdict = judge(replace(outcome(*codes), peer=event))
+    assert (verdict.state, verdict.exit_code, verdict.first) == (*expected, None)
+    assert verdict.reason == f"stopped since node 3 was {state}: rank 5 fell"

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes import device_monitor
 from trainwright import node
 from trainwright.node.events import Event, read_events
 from trainwright.node.run_paths import RunPaths
@@ -165,6 +166,18 @@ def test_a_flood_that_nobody_reads_holds_up_neither_rank_nor_worker(run: Run) ->
     with worker.stdout:
         assert worker.wait(DEADLINE_S) == 0
     assert run.log().stat().st_size == 30_000_000
+
+
+def test_a_flood_of_100_mb_needs_no_memory(run: Run) -> None:
+    flood = "import os\nfor _ in range(1000): os.write(2, b'x' * 100_000)\n"
+    worker = run.write(flood + "import signal; signal.pause()").start()
+    wait_for(lambda: run.output().stat().st_size == 100_000_000)
+    status = Path(f"/proc/{worker.pid}/status").read_text()
+    (peak_kib,) = (int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+    assert peak_kib < 50_000  # Python alone takes some 15,000
+    worker.terminate()
+    assert worker.wait(DEADLINE_S) == 143
+    assert run.last_event().state == "CANCELLED"
 
 
 def test_a_flood_reaches_a_reader_whole(run: Run) -> None:
@@ -366,6 +379,50 @@ def test_a_killed_rank_brings_down_a_peer_that_ignores_sigterm(run: Run) -> None
     assert event.extra["reason"] == "rank 1 was killed by SIGKILL"
     assert event.extra["last_lines"] == ["step 7"]
     assert "step 7" in run.errors().read_text()
+    assert run.processes() == []
+
+
+def test_a_rank_that_leaves_early_with_0_fails_the_job_and_is_named(run: Run) -> None:
+    script = """
+        import os, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        if os.environ["RANK"] == "1":
+            os._exit(0)
+        dist.all_reduce(torch.ones(1))
+    """
+    assert run.write(script, launch="torchrun", devices=2).run() == 1
+    assert run.last_event().state == "FAILED"
+    assert run.last_event().extra["reason"] == "rank 0 ended with exit code 1, after ranks [1] had ended with 0"
+    assert run.processes() == []
+
+
+def test_a_node_that_fails_ends_the_others_with_its_exit_code(run: Run) -> None:
+    fails = "import os\nif os.environ['NODE_RANK'] == '1': raise SystemExit(9)\n"
+    run.write(fails + textwrap.dedent(DEAF), num_nodes=2)
+    for rank in (0, 1):
+        run.start(f"--node-rank={rank}", "--num-nodes=2", "--master-addr=127.0.0.1", "--master-port=5000")
+    assert [worker.wait(DEADLINE_S) for worker in run.workers] == [9, 9]
+    assert {event.who: event.state for event in read_events(run.paths).events} == {
+        "a1-node0": "CANCELLED",
+        "a1-node1": "FAILED",
+    }
+    assert run.last_event().extra["reason"] == "stopped since node 1 was FAILED: rank 1 ended with exit code 9"
+    assert run.processes() == []
+
+
+@pytest.mark.parametrize(("monitor", "suffix"), [("nvidia-smi", "csv"), ("neuron-monitor", "jsonl")])
+def test_a_device_monitor_writes_beside_the_run_and_ends_with_it(
+    run: Run, tmp_path: Path, monitor: str, suffix: str
+) -> None:
+    samples = run.paths.device_samples("train", 1, 0, suffix)
+    path = device_monitor(tmp_path / "bin", monitor)
+    script = f"""
+        import pathlib
+        while not (pathlib.Path({str(samples)!r}).exists() and pathlib.Path({str(samples)!r}).read_text()):
+            pass
+    """
+    assert run.write(script).run(PATH=path) == 0
+    assert samples.read_text().startswith({"csv": "--query-gpu=timestamp,index", "jsonl": "-c "}[suffix])
     assert run.processes() == []
 
 

@@ -7,13 +7,16 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
 
 from trainwright.config import LocalLauncher, RunConfig
+from trainwright.errors import UserError
 from trainwright.job import JobSpec
+from trainwright.node import events, processes
 from trainwright.node.processes import die_with_parent
 from trainwright.node.run_paths import RunPaths
-from trainwright.scheduler import Ended
+from trainwright.scheduler import Ended, JobState
 
 _LOOPBACK = "127.0.0.1"
 
@@ -32,12 +35,35 @@ class LocalScheduler:
         self._running: set[asyncio.subprocess.Process] = set()
         self._is_stopping = False
 
+    def problems(self) -> Iterator[tuple[str, str]]:
+        return iter(())
+
+    def arrange(self, job: JobSpec) -> JobSpec:
+        return job  # the worker reads it as it is
+
+    def look_up(self, job_ids: Collection[str]) -> Mapping[str, JobState]:
+        return {}  # workers of this machine tell all by their events
+
+    def cancel(self, job_ids: Collection[str]) -> None:
+        """Tell the workers to stop as Ctrl-C would; jobs that wait are ended by the event of their cancellation."""
+        workers = [worker for job_id in job_ids for worker in _workers(job_id)]
+        elsewhere = {worker["host"] for worker in workers} - {socket.gethostname()}
+        if elsewhere:
+            raise UserError(f"{next(iter(job_ids))} runs on {', '.join(sorted(elsewhere))}; cancel it there")
+        for worker in workers:
+            _send(worker, signal.SIGTERM)
+
     def submit(self, job: JobSpec, *, after: tuple[str, ...]) -> str:
-        job_id = f"{job.run_id}/{job.stage}"
+        job_id = f"{job.run_dir}/{job.stage}"  # all that another command needs to find its workers
         self._queue[job_id] = (job, after)
         return job_id
 
-    def wait(self, on_start: Callable[[str], None], on_end: Callable[[Ended], None]) -> None:
+    def wait(
+        self,
+        on_start: Callable[[str], None],
+        on_end: Callable[[Ended], None],
+        on_wait: Callable[[str, str], None],
+    ) -> None:
         asyncio.run(self._run_queue(on_start, on_end))
 
     async def _run_queue(self, on_start: Callable[[str], None], on_end: Callable[[Ended], None]) -> None:
@@ -68,12 +94,13 @@ class LocalScheduler:
         before = [await self._exit_codes[previous] for previous in after]
         async with slots:
             exit_code = None
-            if not self._is_stopping and not any(code != 0 for code in before):
+            is_cancelled = events.is_cancelled(RunPaths(job.run_dir), job.stage, job.attempt)
+            if not is_cancelled and not self._is_stopping and not any(code != 0 for code in before):
                 on_start(job_id)
                 exit_code = await self._run_nodes(job)
             self._is_stopping |= bool(exit_code) and self._stops_at_failure
             self._exit_codes[job_id].set_result(exit_code)
-            on_end(Ended(job_id=job_id, exit_code=exit_code))
+            on_end(Ended(job_id=job_id, exit_code=exit_code, state=events.CANCELLED if is_cancelled else None))
 
     async def _run_nodes(self, job: JobSpec) -> int:
         """Run a worker for each node, bring the others down when one fails, return the first failure's exit code."""
@@ -105,6 +132,32 @@ class LocalScheduler:
             # A killed command must not leave runs behind: they save and stop as on any SIGTERM.
             preexec_fn=functools.partial(die_with_parent, os.getpid(), signal.SIGTERM),
         )
+
+
+def _workers(job_id: str) -> list[Mapping[str, Any]]:
+    """Return the worker processes of a job that are not known to have ended."""
+    run_dir, _, stage = job_id.rpartition("/")
+    history = [event for event in events.read_events(RunPaths(run_dir)).events if event.stage == stage]
+    newest = max((event.attempt for event in history), default=0)
+    of_nodes = [event for event in history if event.node is not None and event.attempt == newest]
+    ended = {event.node for event in of_nodes if event.state in events.ENDED}
+    started = [event for event in of_nodes if event.state == events.RUNNING and event.node not in ended]
+    return [event.extra["process"] for event in started if processes.may_live(event.extra["process"])]
+
+
+def _send(process: Mapping[str, Any], how: signal.Signals) -> None:
+    """Send a signal to a process and to no later one that has its id."""
+    try:
+        handle = os.pidfd_open(process["pid"])
+    except ProcessLookupError:
+        return
+    try:
+        if processes.may_live(process):  # the handle is of this process or of a later one, whatever comes now
+            signal.pidfd_send_signal(handle, how)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(handle)
 
 
 def _environment(shown: bool) -> Mapping[str, str]:

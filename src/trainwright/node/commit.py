@@ -25,16 +25,18 @@ SCHEMA_VERSION = 1
 _CHUNK_BYTES = 1 << 22
 
 
-def write_commit(directory: Path, metadata: dict[str, Any]) -> None:
+def write_commit(directory: Path, metadata: dict[str, Any], *, known_crc32s: dict[str, int] | None = None) -> None:
     """Declare `directory` complete: list its files with size and checksum, flush them to disk, write the commit file.
 
     `metadata` comes back from `read_commit`; NaN and infinities survive (Python's JSON spells them NaN and Infinity).
+    `known_crc32s` holds checksums by path below `directory` of files that need not be read again.
     Raises FileExistsError when the directory is already committed: what is committed never changes.
     """
     files = {}
     for path in _files_below(directory):
-        size, crc32 = _measure_and_flush(path)
-        files[path.relative_to(directory).as_posix()] = {"size": size, "crc32": crc32}
+        name = path.relative_to(directory).as_posix()
+        size, crc32 = _measure_and_flush(path, (known_crc32s or {}).get(name))
+        files[name] = {"size": size, "crc32": crc32}
     for folder, _, _ in os.walk(directory):
         _flush_directory(Path(folder))
     record = {"schema_version": SCHEMA_VERSION, "metadata": metadata, "files": files}
@@ -53,6 +55,11 @@ def read_commit(directory: Path) -> dict[str, Any] | None:
         return None
     metadata: dict[str, Any] = record["metadata"]
     return metadata
+
+
+def was_committed(directory: Path) -> bool:
+    """Return whether `directory` was complete once, whatever has become of its files."""
+    return _load(directory) is not None
 
 
 def why_incomplete(directory: Path) -> str | None:
@@ -119,8 +126,8 @@ def _files_below(directory: Path) -> list[Path]:
     return sorted(path for path in directory.rglob("*") if path.is_file())
 
 
-def _measure_and_flush(path: Path) -> tuple[int, int]:
-    crc32 = _checksum(path)
+def _measure_and_flush(path: Path, known_crc32: int | None) -> tuple[int, int]:
+    crc32 = _checksum(path) if known_crc32 is None else known_crc32
     with open(path, "rb") as stream:
         os.fsync(stream.fileno())
         return os.fstat(stream.fileno()).st_size, crc32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -10,7 +11,7 @@ import secrets
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Collection, Mapping
 
 from .run_paths import RunPaths
 
@@ -81,16 +82,29 @@ def append(paths: RunPaths, state: str, *, who: str, stage: str | None, attempt:
     event = {"schema_version": SCHEMA_VERSION, "state": state, "time": timestamp(), "who": who}
     content = json.dumps({**event, "stage": stage, "attempt": attempt, **extra}, indent=1) + "\n"
     paths.events.mkdir(parents=True, exist_ok=True)
-    draft = paths.events / f".{who}-{secrets.token_hex(8)}.tmp"
+    while True:
+        target = paths.events / f"{_highest(paths.events) + 1:04d}-{who}-{state}.json"
+        try:
+            publish(target, content)
+        except FileExistsError:
+            continue  # another writer of this name came first: take the next number
+        return target
+
+
+def publish(target: Path, content: str) -> None:
+    """Write a new file that is whole from the moment it can be seen. Raises FileExistsError when it is there already.
+
+    Where hard links do not exist (bucket mounts), a file appears when it is closed.
+    """
+    draft = target.with_name(f".{target.name}-{secrets.token_hex(8)}.tmp")
     try:
         _write_new(draft, content)
-        while True:
-            target = paths.events / f"{_highest(paths.events) + 1:04d}-{who}-{state}.json"
-            try:
-                _publish(draft, target, content)
-            except FileExistsError:
-                continue  # another writer of this name came first: take the next number
-            return target
+        try:
+            os.link(draft, target)
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+            _write_new(target, content)
     finally:
         draft.unlink(missing_ok=True)
 
@@ -106,19 +120,26 @@ def read_events(paths: RunPaths) -> History:
     return History(tuple(sorted(events, key=order)), tuple(sorted(unreadable)))
 
 
+def find(paths: RunPaths, who: Collection[str], states: Collection[str]) -> list[Event]:
+    """Return the events of these writers in these states, in order, without opening any other file."""
+    wanted = [f"-{writer}-{state}.json" for writer in who for state in states]
+    found = []
+    for name in _listing(paths.events):
+        if name.endswith(tuple(wanted)):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # as in read_events
+                found.append(_parse(name, (paths.events / name).read_bytes()))
+    return sorted(found, key=order)
+
+
+def is_cancelled(paths: RunPaths, stage: str, attempt: int) -> bool:
+    """Return whether the user has cancelled an attempt at a stage."""
+    words = find(paths, [SUBMIT], [CANCELLED])
+    return any(word.stage in (stage, None) and word.attempt == attempt for word in words)
+
+
 def order(event: Event) -> tuple[int, str, str, str]:
     """Sort key of events: numbers first, then the clock, which may differ between nodes."""
     return event.number, event.time, event.who, event.state
-
-
-def _publish(draft: Path, target: Path, content: str) -> None:
-    """Give the draft its final name; where hard links do not exist (bucket mounts), write the file anew."""
-    try:
-        os.link(draft, target)
-    except OSError as error:
-        if error.errno not in _NO_HARD_LINKS:
-            raise
-        _write_new(target, content)
 
 
 def _write_new(path: Path, content: str) -> None:

@@ -6,6 +6,8 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
+from typing import Any, Mapping
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -28,6 +30,17 @@ def die_with_parent(parent: int, how: int = signal.SIGKILL) -> None:
 def is_alive(pid: int) -> bool:
     """Return whether a process runs; one that has ended but is not yet reaped does not."""
     return _parent_if_alive(pid) is not None
+
+
+def identity() -> dict[str, Any]:
+    """Return what tells this process from all others, later ones with the same id included."""
+    return {"host": socket.gethostname(), "pid": os.getpid(), "started": _started(os.getpid())}
+
+
+def may_live(process: Mapping[str, Any]) -> bool:
+    """Return whether the process of that identity runs; of one on another host nobody here can tell."""
+    is_here = process["host"] == socket.gethostname()
+    return not is_here or _started(process["pid"]) == process["started"]
 
 
 def descendants() -> list[int]:
@@ -63,9 +76,21 @@ def reap() -> dict[int, int]:
 
 
 def _parent_if_alive(pid: int) -> int | None:
+    status = _status_if_alive(pid)
+    return None if status is None else int(status[1])
+
+
+def _started(pid: int) -> int | None:
+    """Return when a living process started, in clock ticks since the machine did (proc(5), field 22 of stat)."""
+    status = _status_if_alive(pid)
+    return None if status is None else int(status[19])
+
+
+def _status_if_alive(pid: int) -> list[bytes] | None:
+    """Return the fields of /proc/PID/stat from the third on, which is the state."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            state, parent = file.read().rpartition(b")")[2].split()[:2]
+            status = file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return None if state in (b"Z", b"X") else int(parent)
+    return None if status[0] in (b"Z", b"X") else status

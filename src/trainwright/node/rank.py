@@ -16,6 +16,7 @@ from .events import timestamp
 from .run_paths import RunPaths
 from .signals import STOP_SIGNALS, SignalQueue, signal_name
 
+ATTEMPT_WORD = "{attempt}"  # a word of a command that stands for the attempt's number
 PREEMPTED_CODE = 75  # a rank says: stopped on request, state saved, start me again
 
 
@@ -42,7 +43,7 @@ def run(paths: RunPaths, job: Mapping[str, Any], stage: str, attempt: int, rank:
     processes.die_with_parent(os.getppid())
     record = paths.rank_record(stage, attempt, rank)
     write_record(record, os.getpid())
-    end = _run_command(_command(job), paths.rank_log(stage, attempt, rank), rank, signals)
+    end = _run_command(_command(job, attempt), paths.rank_log(stage, attempt, rank), rank, signals)
     write_record(record, os.getpid(), end)
     if job["launch"] == "torchrun" and end.exit_code == PREEMPTED_CODE:
         return 0  # to torchrun any other code is a failure, and it would kill the ranks that are still saving
@@ -69,8 +70,10 @@ def read_record(path: Path, rank: int) -> tuple[int, RankEnd | None] | None:
     return pid, RankEnd(rank, **record) if record else None
 
 
-def _command(job: Mapping[str, Any]) -> list[str]:
-    return [job["python"], *job["command"]] if job["launch"] == "torchrun" else list(job["command"])
+def _command(job: Mapping[str, Any], attempt: int) -> list[str]:
+    # A job that the scheduler starts again is the next attempt: only here is its number known.
+    command = [str(attempt) if word == ATTEMPT_WORD else word for word in job["command"]]
+    return [job["python"], *command] if job["launch"] == "torchrun" else command
 
 
 def _run_command(command: Sequence[str], log: Path, rank: int, signals: SignalQueue) -> RankEnd:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Mapping, Sequence
 
 from . import processes
-from .events import timestamp
+from .events import FAILED, Event, timestamp
 from .log_follower import LogFollower
+from .peers import Peers
 from .rank import PREEMPTED_CODE, RankEnd, read_record, write_record
 from .signals import SignalQueue
 
@@ -32,6 +33,7 @@ class Outcome:
     stopped_by: int | None  # the signal that this node was told to stop by; None: it was not
     launcher_code: int  # of torchrun, or of the only rank; -n for the signal n
     unkillable: tuple[int, ...]  # process ids that survived SIGKILL
+    peer: Event | None = None  # the end of another node that ours was stopped for; None: for no node's
 
 
 class Supervisor:
@@ -46,10 +48,11 @@ class Supervisor:
         grace_s: float,
         signals: SignalQueue,
         follower: LogFollower | None,
+        peers: Peers,
     ) -> None:
         self._argv, self._env, self._node_log = argv, env, node_log
         self._records, self._grace_s = records, grace_s
-        self._signals, self._follower = signals, follower
+        self._signals, self._follower, self._peers = signals, follower, peers
         self._code: int | None = None  # of the launcher, once it has ended
         self._pids: dict[int, int] = {}  # rank -> process id of its wrapper
         self._ends: dict[int, RankEnd] = {}
@@ -57,6 +60,7 @@ class Supervisor:
         self._deadline = 0.0
         self._told: set[int] = set()
         self._stopped_by: int | None = None
+        self._peer: Event | None = None
 
     def run(self) -> Outcome:
         """Run to the end. Raises OSError when the launcher cannot be started; leaves no process in any case."""
@@ -80,7 +84,7 @@ class Supervisor:
             self._follower.finish()
         code = -signal.SIGKILL if self._code is None else self._code
         missing = tuple(sorted(self._records.keys() - self._ends.keys()))
-        return Outcome(self._ends, missing, self._stopped_by, code, tuple(unkillable))
+        return Outcome(self._ends, missing, self._stopped_by, code, tuple(unkillable), self._peer)
 
     def _start(self) -> subprocess.Popen[bytes]:
         parent = os.getpid()
@@ -116,10 +120,8 @@ class Supervisor:
 
     def _react(self) -> None:
         """Stop all ranks when one failed, and tell each rank once, also one that starts late."""
-        failed = [end for end in self._ends.values() if end.exit_code]
-        if failed and self._stop is None:
-            crashed = any(end.exit_code != PREEMPTED_CODE for end in failed)
-            self._begin_stop(signal.SIGTERM, min(self._grace_s, PEER_CRASH_GRACE_S) if crashed else self._grace_s)
+        if self._stop is None:
+            self._stop_after_a_failure()
         if self._stop is None:
             return
         if not self._pids:
@@ -128,6 +130,17 @@ class Supervisor:
             self._told.add(rank)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pids[rank], self._stop)
+
+    def _stop_after_a_failure(self) -> None:
+        """Begin to stop if a rank of this node has failed, or else another node has."""
+        failed = [end for end in self._ends.values() if end.exit_code]
+        crashed = any(end.exit_code != PREEMPTED_CODE for end in failed)
+        if not failed:
+            self._peer = self._peers.first_bad_end()
+            if self._peer is None:
+                return
+            crashed = self._peer.state == FAILED
+        self._begin_stop(signal.SIGTERM, min(self._grace_s, PEER_CRASH_GRACE_S) if crashed else self._grace_s)
 
     def _watch_ranks(self) -> None:
         """Note which ranks started and which ended."""

@@ -6,6 +6,7 @@ import signal
 from dataclasses import dataclass
 
 from . import events
+from .events import Event
 from .rank import PREEMPTED_CODE, RankEnd
 from .signals import signal_name
 from .supervisor import Outcome
@@ -30,13 +31,15 @@ def judge(outcome: Outcome) -> Verdict:
     A run that was told to stop has not succeeded, even if its ranks end with 0: scripts that save and leave do that.
     """
     failed = sorted((end for end in outcome.ends.values() if end.exit_code), key=lambda end: end.ended)
+    if outcome.peer is not None:
+        return _judge_follower(outcome.peer, outcome)
     if outcome.missing and not failed:
         return _judge_launcher(outcome)
     crashed = [end for end in failed if end.exit_code != PREEMPTED_CODE]
     if outcome.stopped_by is not None:
         return _judge_stopped(outcome.stopped_by, failed, crashed)
     if crashed:
-        return Verdict(events.FAILED, crashed[0].exit_code, str(crashed[0]), crashed[0])
+        return Verdict(events.FAILED, crashed[0].exit_code, _blame(crashed[0], outcome), crashed[0])
     if failed:
         return Verdict(events.PREEMPTED, PREEMPTED_CODE, "the ranks asked to be started again", None)
     return Verdict(events.SUCCEEDED, 0, None, None)
@@ -54,6 +57,21 @@ def _judge_stopped(number: int, failed: list[RankEnd], crashed: list[RankEnd]) -
     if failed:
         return Verdict(events.PREEMPTED, PREEMPTED_CODE, reason, None)
     return Verdict(events.CANCELLED, 128 + number, reason, None)
+
+
+def _blame(crashed: RankEnd, outcome: Outcome) -> str:
+    """Say who failed first, and which ranks had left before: one that ends early makes the others fail."""
+    early = sorted(end.rank for end in outcome.ends.values() if not end.exit_code and end.ended < crashed.ended)
+    return f"{crashed}, after ranks {early} had ended with 0" if early else str(crashed)
+
+
+def _judge_follower(peer: Event, outcome: Outcome) -> Verdict:
+    """Return the word of a node that was stopped since another had ended: it follows that one's exit code."""
+    reason = f"stopped since node {peer.node} was {peer.state}: {peer.extra.get('reason')}"
+    saved = all(end.exit_code in (0, PREEMPTED_CODE) for end in outcome.ends.values())
+    if saved and not outcome.missing and peer.state == events.PREEMPTED:
+        return Verdict(events.PREEMPTED, PREEMPTED_CODE, reason, None)
+    return Verdict(events.CANCELLED, int(peer.extra.get("exit_code") or 1), reason, None)
 
 
 def _judge_launcher(outcome: Outcome) -> Verdict:

@@ -8,12 +8,14 @@ import os
 import signal
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
-from . import cluster_env, events, rank
+from . import address, cluster_env, device_samples, events, processes, rank, requeue
 from .cluster_env import ClusterEnv, ClusterEnvError
 from .log_follower import LogFollower, last_lines
+from .peers import Peers
 from .run_paths import RunPaths
 from .signals import STOP_SIGNALS, SignalQueue
 from .supervisor import Supervisor
@@ -38,6 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.rank is not None:
             number = int(os.environ["RANK"] if arguments.rank == "env" else arguments.rank)
             return rank.run(paths, job, arguments.stage, arguments.attempt, number)
+        if arguments.announce_requeue:
+            requeue.announce(paths, arguments.stage, arguments.attempt + requeue.num_restarts(os.environ))
+            return 0
         return _Node(paths, job, arguments).run()
     except ClusterEnvError as error:
         return _refuse(USER_ERROR, str(error))
@@ -50,8 +55,9 @@ class _Node:
 
     def __init__(self, paths: RunPaths, job: Mapping[str, Any], arguments: argparse.Namespace) -> None:
         self._paths, self._job = paths, job
-        self._stage, self._attempt = arguments.stage, arguments.attempt
-        self._cluster = cluster_env.resolve(
+        self._stage, self._restarts = arguments.stage, requeue.num_restarts(os.environ)
+        self._attempt = requeue.adopt(paths, self._stage, arguments.attempt, self._restarts)
+        place = cluster_env.resolve(
             {**os.environ, **job["env"]},
             job["num_nodes"],
             node_rank=arguments.node_rank,
@@ -59,19 +65,31 @@ class _Node:
             master_addr=arguments.master_addr,
             master_port=arguments.master_port,
         )
+        self._cluster = replace(place, master_addr=address.reachable(place.master_addr))
         node, per_node = self._cluster.node_rank, job["devices"] if job["launch"] == "torchrun" else 1
         self._ranks = range(node * per_node, (node + 1) * per_node)
         self._log = paths.node_log(self._stage, self._attempt, node)
+        self._peers = Peers(paths, self._stage, self._attempt, node, self._cluster.num_nodes)
 
     def run(self) -> int:
         """Run all ranks of this node to their end; leave an event before and after."""
+        too_often = requeue.refuse(self._restarts, self._job.get("max_requeues"))
+        if too_often is not None:
+            return self._conclude(too_often)
         signals = SignalQueue((*STOP_SIGNALS, signal.SIGCHLD))
         records = {number: self._paths.rank_record(self._stage, self._attempt, number) for number in self._ranks}
         self._paths.logs.mkdir(parents=True, exist_ok=True)
         self._paths.ranks.mkdir(parents=True, exist_ok=True)
         for record in records.values():
             record.unlink(missing_ok=True)  # of a start of this attempt that was cut short
-        self._tell(events.RUNNING, devices=self._job["devices"], host=socket.gethostname())
+        self._tell(events.RUNNING, devices=self._job["devices"], process=processes.identity())
+        if events.is_cancelled(self._paths, self._stage, self._attempt):  # while we started
+            return self._conclude(Verdict(events.CANCELLED, WORKER_ERROR, "cancelled before it started", None))
+        missing = [name for name in self._job.get("env_from", ()) if name not in os.environ]
+        if missing:
+            reason = f"variables of launcher.env_from did not reach this node: {', '.join(missing)}"
+            return self._conclude(Verdict(events.FAILED, USER_ERROR, reason, None))
+        device_samples.start(self._paths, self._stage, self._attempt, self._cluster.node_rank)
         supervisor = Supervisor(
             self._command(),
             self._environment(),
@@ -80,6 +98,7 @@ class _Node:
             self._job["grace_s"],
             signals,
             LogFollower(self._rank_log(0), sys.stdout.fileno()) if 0 in self._ranks else None,
+            self._peers,
         )
         try:
             outcome = supervisor.run()
@@ -87,7 +106,8 @@ class _Node:
             return self._conclude(Verdict(events.FAILED, WORKER_ERROR, str(error), None))
         if outcome.unkillable:
             print(f"worker: processes {list(outcome.unkillable)} do not end, not even by SIGKILL", file=sys.stderr)
-        return self._conclude(judge(outcome))
+        last_word = requeue.final(judge(outcome), outcome.stopped_by, self._restarts, self._job.get("max_requeues"))
+        return self._conclude(last_word)
 
     def _conclude(self, verdict: Verdict) -> int:
         """Tell how it ended, on disk and on stderr."""
@@ -97,7 +117,7 @@ class _Node:
             extra.update(first_failing_rank=verdict.first.rank, rank_ended=verdict.first.ended)
             log = self._rank_log(verdict.first.rank)
         if verdict.state in (events.FAILED, events.CANCELLED):
-            extra["last_lines"] = last_lines(log)
+            extra["last_lines"] = [self._without_secrets(line) for line in last_lines(log)]
             extra["log"] = str(log.relative_to(self._paths.run_dir))
         if verdict.state != events.SUCCEEDED:
             print(f"worker: {verdict.state}: {verdict.reason}; see {log}", file=sys.stderr)
@@ -116,6 +136,12 @@ class _Node:
             num_nodes=self._cluster.num_nodes,
             **extra,
         )
+
+    def _without_secrets(self, line: str) -> str:
+        for name in self._job.get("env_from", ()):
+            if os.environ.get(name):
+                line = line.replace(os.environ[name], f"<{name}>")
+        return line
 
     def _rank_log(self, number: int) -> Path:
         return self._paths.rank_log(self._stage, self._attempt, number)
@@ -172,5 +198,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-nodes", type=int, help="must equal the job's; default: from the environment")
     parser.add_argument("--master-addr", help="where the nodes meet; default: from the environment")
     parser.add_argument("--master-port", type=int, help="default: from the environment; one node: any free port")
+    parser.add_argument("--announce-requeue", action="store_true", help="tell that the job will start again; no more")
     parser.add_argument("--rank", help=argparse.SUPPRESS)  # used by the worker itself: a number, or env to read RANK
     return parser

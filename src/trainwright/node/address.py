@@ -1,0 +1,36 @@
+"""Find an address under which a node of the cluster can be reached."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+
+from .cluster_env import ClusterEnvError
+
+
+def reachable(host: str) -> str:
+    """Return `host` if it resolves, else the address that Slurm knows it by.
+
+    Raises ClusterEnvError when neither helps.
+    """
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        return _from_slurm(host)
+    return host
+
+
+def _from_slurm(host: str) -> str:
+    remedy = f"{host} is no host name here; set TRAINWRIGHT_MASTER_ADDR in launcher.env"
+    if shutil.which("scontrol") is None:  # not inside most containers
+        raise ClusterEnvError(f"{remedy} (scontrol is not here to ask for its address)")
+    asked = subprocess.run(
+        ["scontrol", "show", "node", "--oneliner", host], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    found = re.search(r"\bNodeAddr=(\S+)", asked.stdout.decode("utf-8", errors="replace"))
+    if found is None:
+        said = asked.stderr.decode("utf-8", errors="replace").strip()
+        raise ClusterEnvError(f"{remedy} (scontrol knows no address of it: {said})")
+    return found.group(1)

@@ -74,7 +74,25 @@ class BlendedSamples:
         return source[int(self.dataset_sample_index[sample])]
 
 
-Samples = GptSamples | BlendedSamples
+@dataclass(frozen=True, kw_only=True)
+class JoinedSamples:
+    """The samples of several parts, one part after the other."""
+
+    parts: Sequence[Samples]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def __getitem__(self, sample: int) -> npt.NDArray[np.int64]:
+        """Return one sample. Raises UserError as its part does."""
+        for part in self.parts:
+            if sample < len(part):
+                return part[sample]
+            sample -= len(part)
+        raise IndexError(sample)
+
+
+Samples = GptSamples | BlendedSamples | JoinedSamples
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,8 @@ import multiprocessing
 import os
 import socket
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -25,10 +26,26 @@ def start_server() -> None:
     ensure_running()
 
 
+def run_training(run_dir: Path, attempt: int) -> int:
+    """Do what `python -m trainwright.backends.native.train` does, and return its exit code."""
+    from trainwright.backends.native.train import main
+
+    return main([str(run_dir), "--attempt", str(attempt)])
+
+
 def start_ranks(
-    config: RunConfig, run_dir: Path, *, attempt: int = 1, nodes: int = 1, devices: int = 2
+    config: RunConfig,
+    run_dir: Path,
+    *,
+    attempt: int = 1,
+    nodes: int = 1,
+    devices: int = 2,
+    run: Callable[[Path, int], int] = run_training,
 ) -> list[ForkServerProcess]:
-    """Record the run's config and start its ranks; each writes what it prints to rankN.log."""
+    """Record the run's config and start its ranks, each of which calls `run`, a function that can be pickled.
+
+    Each writes what it prints to rankN.log.
+    """
     record = RunPaths(run_dir).record(attempt)
     record.parent.mkdir(parents=True, exist_ok=True)
     record.write_text(yaml.safe_dump({"config": config.to_dict()}), encoding="utf-8")
@@ -44,7 +61,7 @@ def start_ranks(
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }
-        process = _CONTEXT.Process(target=_rank_main, args=(environ, run_dir, attempt, rank))
+        process = _CONTEXT.Process(target=_rank_main, args=(environ, run_dir, attempt, rank, run))
         process.start()
         processes.append(process)
     return processes
@@ -54,15 +71,22 @@ def join(processes: Sequence[ForkServerProcess]) -> list[int | None]:
     """Wait for the ranks and return their exit codes."""
     for process in processes:
         process.join(timeout=60)
-    return [process.exitcode for process in processes]
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()  # one that still runs would keep the tests from ending
+    return codes
 
 
-def _rank_main(environ: dict[str, str], run_dir: Path, attempt: int, rank: int) -> None:
-    from trainwright.backends.native.train import main
-
+def _rank_main(
+    environ: dict[str, str], run_dir: Path, attempt: int, rank: int, run: Callable[[Path, int], int]
+) -> None:
     os.environ.update(environ)
     with (run_dir / f"rank{rank}.log").open("a") as output, redirect_stdout(output), redirect_stderr(output):
-        code = main([str(run_dir), "--attempt", str(attempt)])
+        try:
+            code = run(run_dir, attempt)
+        except Exception:
+            traceback.print_exc()  # into the log
+            code = 1
     sys.exit(code)
 
 

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
+import yaml
 
 from trainwright.backends.native.retention import (
     SavedCheckpoint,
@@ -14,21 +15,16 @@ from trainwright.backends.native.retention import (
     superseded,
     unused_path,
 )
-from trainwright.config import CheckpointCallbackParams
+from trainwright.config_exp_manager import CheckpointCallbackParams
 from trainwright.errors import UserError
 from trainwright.node import commit
+from trainwright.places import CONF
 
 
 def _params(save_top_k: int, mode: str = "min", monitor: str = "val_loss") -> CheckpointCallbackParams:
+    defaults = yaml.safe_load((CONF / "exp_manager" / "default.yaml").read_text())["checkpoint_callback_params"]
     return CheckpointCallbackParams.model_validate(
-        {
-            "monitor": monitor,
-            "mode": mode,
-            "save_top_k": save_top_k,
-            "save_last": True,
-            "every_n_train_steps": None,
-            "filename": "{step}",
-        }
+        {**defaults, "monitor": monitor, "mode": mode, "save_top_k": save_top_k}
     )
 
 
@@ -39,6 +35,7 @@ def _saved(values: dict[int, float | None]) -> list[SavedCheckpoint]:
             step=step,
             consumed_samples=step,
             world_size=1,
+            sample_requests=(),
             metrics={} if value is None else {"val_loss": value},
         )
         for step, value in values.items()
@@ -49,7 +46,8 @@ def _write(checkpoints: Path, step: int) -> Path:
     directory = checkpoints / f"step={step}"
     directory.mkdir(parents=True)
     (directory / "weights").write_bytes(b"0123456789")
-    commit.write_commit(directory, {"step": step, "consumed_samples": 4 * step, "world_size": 1, "metrics": {}})
+    metadata = {"step": step, "consumed_samples": 4 * step, "world_size": 1, "metrics": {}, "sample_requests": []}
+    commit.write_commit(directory, metadata)
     return directory
 
 

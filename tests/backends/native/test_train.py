@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.backends.native.runs import MakeConfig, losses
-from trainwright.backends.native.retention import delete, saved_checkpoints
+from tests.backends.native.runs import MakeConfig, forget_after, losses
 from trainwright.backends.native.train import train
 from trainwright.errors import RunFailedError, UserError
 from trainwright.node import commit
@@ -19,13 +18,6 @@ ALL_OF_IT = {
     "exp_manager__checkpoint_callback_params__save_top_k": -1,
     "exp_manager__checkpoint_callback_params__every_n_train_steps": 3,
 }
-
-
-def _forget_after(run_dir: Path, step: int) -> None:
-    """Put a run back to where only the checkpoints up to `step` were written."""
-    for saved in saved_checkpoints(run_dir / "checkpoints"):
-        if saved.step > step:
-            delete(saved)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +34,7 @@ def test_a_resumed_loss_curve_equals_the_uninterrupted_one_bit_for_bit(
     config = make_config(**ALL_OF_IT, **architecture)
     whole = train(config, tmp_path / "whole", 1)
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    _forget_after(tmp_path / "cut", 3)
+    forget_after(tmp_path / "cut", 3)
     resumed = train(config, tmp_path / "cut", 2)
     uninterrupted = losses(tmp_path / "whole")
     assert list(uninterrupted) == list(range(1, 9))
@@ -109,11 +101,11 @@ def test_a_validation_that_an_interrupted_run_owes_is_made_up_for(make_config: M
     train(make_config(**every), tmp_path / "whole", 1)
     # What a preempted run leaves at step 4: a checkpoint that was saved before the validation.
     train(make_config(**every, trainer__val_check_interval=5), tmp_path / "cut", 1)
-    _forget_after(tmp_path / "cut", 4)
+    forget_after(tmp_path / "cut", 4)
     train(make_config(**every), tmp_path / "cut", 2)
     validated = {}
     for name, attempt in (("whole", 1), ("cut", 2)):
-        lines = (tmp_path / name / "run" / f"metrics-a{attempt}.jsonl").read_text().splitlines()
+        lines = RunPaths(tmp_path / name).metrics(attempt).read_text().splitlines()
         steps = [json.loads(line) for line in lines]
         validated[name] = {step["step"]: step["val_loss"] for step in steps if step["val_loss"] is not None}
     assert validated["cut"] == validated["whole"]

@@ -1,7 +1,7 @@
 """Batches for a rank: Megatron's order of samples, the same global batches for any number of ranks."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +12,18 @@ from torch.utils.data import DataLoader, Sampler
 
 from trainwright.config import RunConfig
 from trainwright.dataset.blend import Blend
-from trainwright.dataset.samples import GptData, Samples, open_dataset, prepare_prefixes, requested_samples
+from trainwright.dataset.samples import (
+    GptData,
+    JoinedSamples,
+    Samples,
+    open_dataset,
+    prepare_prefixes,
+    requested_samples,
+)
 from trainwright.errors import UserError
 
 Batch = tuple[Tensor, Tensor]  # tokens and labels, both [micro_batch_size, seq_length]
+SampleRequests = tuple[tuple[int, int], ...]  # training and validation samples asked for: at first, then at each resume
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,22 +133,59 @@ def find_prefixes(config: RunConfig) -> Blend:
     )
 
 
-def open_samples(config: RunConfig, blend: Blend) -> GptData:
-    """Return the samples of a run; the first process to call it builds the sample indices for all."""
-    data, trainer = config.data, config.trainer
-    num_train, num_validation = requested_samples(
-        max_steps=trainer.max_steps,
-        global_batch_size=data.global_batch_size,
-        val_check_interval=trainer.val_check_interval,
-        limit_val_batches=trainer.limit_val_batches,
+def open_samples(config: RunConfig, blend: Blend, before: SampleRequests) -> tuple[GptData, SampleRequests]:
+    """Return the samples of a run and the requests they come from; the first process to call it builds the indices.
+
+    The order of samples depends on how many are asked for. So a resumed run asks as it first did (`before`, from its
+    checkpoint, empty for a new run), and one that then goes further continues with a request for what is missing,
+    shuffled by the next seed: no raised max_steps changes which samples were seen or were due.
+    """
+    requests = before or (_first_request(config),)
+    parts = [_open_part(config, blend, number, request) for number, request in enumerate(requests)]
+    data = _join(parts)
+    missing = _missing_samples(config, data)
+    if missing != (0, 0):
+        requests = (*requests, missing)
+        data = _join([*parts, _open_part(config, blend, len(parts), missing)])
+    return data, requests
+
+
+def _first_request(config: RunConfig) -> tuple[int, int]:
+    return requested_samples(
+        max_steps=config.trainer.max_steps,
+        global_batch_size=config.data.global_batch_size,
+        val_check_interval=config.trainer.val_check_interval,
+        limit_val_batches=config.trainer.limit_val_batches,
     )
+
+
+def _missing_samples(config: RunConfig, data: GptData) -> tuple[int, int]:
+    batch, trainer = config.data.global_batch_size, config.trainer
+    validation = trainer.limit_val_batches * batch - len(data.validation) if data.validation is not None else 0
+    return max(0, trainer.max_steps * batch - len(data.train)), max(0, validation)
+
+
+def _open_part(config: RunConfig, blend: Blend, number: int, request: tuple[int, int]) -> GptData:
+    data = config.data
     return open_dataset(
         blend,
         splits_string=data.splits_string,
         seq_length=data.seq_length,
         vocab_size=config.model.vocab_size,
-        seed=config.seed,
+        seed=(config.seed + number) % 2**32,
         index_mapping_dir=None if data.index_mapping_dir is None else Path(data.index_mapping_dir),
-        num_train_samples=num_train,
-        num_validation_samples=num_validation,
+        num_train_samples=request[0],
+        num_validation_samples=request[1],
+    )
+
+
+def _join(parts: Sequence[GptData]) -> GptData:
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    validations = [part.validation for part in parts if part.validation is not None]
+    return replace(
+        first,
+        train=JoinedSamples(parts=[part.train for part in parts]),
+        validation=JoinedSamples(parts=validations) if validations else None,
     )

@@ -1,16 +1,21 @@
 """The model, its loss and its optimizer: a transformers architecture with random weights inside a LightningModule."""
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 import torch.nn.functional as F  # noqa: N812, torch's own convention
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from trainwright.backends.native.ema import AveragedWeights
 from trainwright.backends.native.schedule import lr_at
-from trainwright.config import Model, RunConfig
+from trainwright.config import Model, Precision, RunConfig
 from trainwright.errors import UserError
 from trainwright.plan import padded_vocab_size
 
@@ -56,6 +61,19 @@ class LanguageModel(nn.Module):
         return token_loss(hidden.flatten(0, 1), table, labels.flatten())
 
 
+def shard(model: LanguageModel, mesh: DeviceMesh, precision: Precision) -> None:
+    """Share the parameters of `model` out over `mesh` in place: block by block, and the rest at the root."""
+    # In mixed precision, weights travel and are used in bfloat16; gradients are added up in float32.
+    mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    policy = mixed if precision == "bf16-mixed" else MixedPrecisionPolicy()
+    network = model.network
+    blocks = network.transformer.h if isinstance(network, GPT2LMHeadModel) else network.model.layers
+    assert isinstance(blocks, nn.ModuleList)
+    for block in blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
 class Pretraining(pl.LightningModule):
     """Next-token training. It holds what the step boundary reports of a step: losses, gradient norm, learning rate."""
 
@@ -68,6 +86,17 @@ class Pretraining(pl.LightningModule):
         self.micro_losses: list[Tensor] = []
         self.grad_norm = torch.tensor(0.0)
         self.lr = 0.0
+
+    def configure_model(self) -> None:
+        """Shard the model where the strategy has a mesh of devices for it."""
+        if self.device_mesh is not None and not isinstance(self.net, FSDPModule):
+            shard(self.net, self.device_mesh["data_parallel"], self.config.trainer.precision)
+
+    @cached_property
+    def average(self) -> AveragedWeights | None:
+        """The average of the weights, if the run keeps one; made once they are where, and cut as, they are trained."""
+        ema = self.config.exp_manager.ema
+        return AveragedWeights(self.net.network, ema) if ema.enable else None
 
     def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         loss: Tensor = self.net(*batch)
@@ -99,7 +128,8 @@ class Pretraining(pl.LightningModule):
     ) -> None:
         """Clip by the global norm and keep that norm; Lightning calls this before each step, clipping or not."""
         limit = self.config.trainer.gradient_clip_val
-        self.grad_norm = nn.utils.clip_grad_norm_(self.net.parameters(), float("inf") if limit is None else limit)
+        norm = nn.utils.clip_grad_norm_(self.net.parameters(), float("inf") if limit is None else limit)
+        self.grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         self.lr = lr_at(self.trainer.global_step, self.config.optim, self.config.trainer.max_steps)

@@ -16,7 +16,7 @@ def render(config: RunConfig, plan: Plan, *, run_id: str, run_dir: str, attempt:
         stage="train",
         attempt=attempt,
         launch="torchrun",
-        command=("-m", "trainwright.backends.native.train", run_dir, "--attempt", str(attempt)),
+        command=("-m", "trainwright.backends.native.train", run_dir, "--attempt", "{attempt}"),
         python=launcher.python or sys.executable,
         env=launcher.env,
         num_nodes=config.hardware.num_nodes,

@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from trainwright.config import CheckpointCallbackParams
+from trainwright.config_exp_manager import CheckpointCallbackParams
 from trainwright.errors import UserError
 from trainwright.node import commit
 
@@ -28,40 +28,42 @@ class SavedCheckpoint:
     step: int
     consumed_samples: int
     world_size: int
+    sample_requests: tuple[tuple[int, int], ...]  # see data.open_samples
     metrics: Mapping[str, float]  # as measured at this step; what was not measured is absent
 
 
 def saved_checkpoints(checkpoints: Path) -> list[SavedCheckpoint]:
     """Return the complete checkpoints below `checkpoints`, oldest step first."""
-    directories = sorted(path for path in checkpoints.iterdir() if path.is_dir()) if checkpoints.is_dir() else []
-    committed = [(path, commit.read_commit(path)) for path in directories]
+    committed = [(path, commit.read_commit(path)) for path in _directories(checkpoints)]
     return sorted(
         (_saved(path, metadata) for path, metadata in committed if metadata is not None), key=lambda saved: saved.step
     )
 
 
-def choose_resume(checkpoints: Path, *, may_be_none: bool) -> SavedCheckpoint | None:
-    """Return the newest intact checkpoint and remove what was never committed; None where there is nothing at all.
+def choose_resume(checkpoints: Path, *, may_be_none: bool, may_ignore_damaged: bool = False) -> SavedCheckpoint | None:
+    """Return the newest intact checkpoint and remove what was never committed; None to start at step 0.
 
-    Raises UserError when checkpoints exist but none is intact, and when there is none though `may_be_none` is false.
+    Before a start at step 0 nothing is removed. Raises UserError when checkpoints exist but none is intact, unless
+    `may_ignore_damaged`, and when there is none though `may_be_none` is false.
     """
-    damaged = {}
     for saved in reversed(saved_checkpoints(checkpoints)):
         problems = commit.verify(saved.path)
         if not problems:
             _sweep(checkpoints)
             return saved
         log.warning("%s is damaged (%s); trying the one before", saved.path, problems[0])
-    if checkpoints.is_dir():
-        _sweep(checkpoints)
-        damaged = {path: commit.verify(path) for path in sorted(checkpoints.iterdir()) if path.is_dir()}
-    if damaged:
-        reasons = "\n".join(f"  {path.name}: {'; '.join(problems)}" for path, problems in damaged.items())
+    unusable = {path: commit.verify(path) for path in _directories(checkpoints)}
+    reasons = "\n".join(f"  {path.name}: {'; '.join(problems)}" for path, problems in unusable.items())
+    is_damaged = any(commit.was_committed(path) for path in unusable)
+    if is_damaged and not may_ignore_damaged:
         raise UserError(
             f"no checkpoint in {checkpoints} can be resumed from:\n{reasons}\n"
-            "repair one, or start a new run by leaving run_id out"
+            "repair one, set exp_manager.resume_ignore_damaged=true to start this run at step 0, or start a new run "
+            "by leaving run_id out"
         )
-    if not may_be_none:
+    if unusable:
+        log.warning("starting at step 0; these in %s cannot be resumed from and stay:\n%s", checkpoints, reasons)
+    if not may_be_none and not is_damaged:
         raise UserError(
             f"exp_manager.resume_ignore_no_checkpoint=false, but {checkpoints} holds no checkpoint; "
             "set it to true to start at step 0"
@@ -110,12 +112,17 @@ def delete(saved: SavedCheckpoint) -> None:
     shutil.rmtree(saved.path)
 
 
+def _directories(checkpoints: Path) -> list[Path]:
+    return sorted(path for path in checkpoints.iterdir() if path.is_dir()) if checkpoints.is_dir() else []
+
+
 def _saved(path: Path, metadata: Mapping[str, Any]) -> SavedCheckpoint:
     return SavedCheckpoint(
         path=path,
         step=metadata["step"],
         consumed_samples=metadata["consumed_samples"],
         world_size=metadata["world_size"],
+        sample_requests=tuple((train, validation) for train, validation in metadata["sample_requests"]),
         metrics=metadata["metrics"],
     )
 

@@ -1,37 +1,46 @@
-"""What rank 0 writes down of each step: run/metrics-aN.jsonl, TensorBoard, and the progress on stdout."""
+"""What rank 0 writes down of each step: run/metrics-aN.jsonl, the loggers, and the progress on stdout."""
 
 import json
 import math
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from torch.utils.tensorboard import SummaryWriter
-from torch.utils.tensorboard.summary import hparams
-
+from trainwright.backends.native.loggers import open_loggers
 from trainwright.backends.native.progress import choose_progress
 from trainwright.backends.native.step_report import StepReport
+from trainwright.backends.native.step_timing import StepTimes
 from trainwright.config import RunConfig
 from trainwright.node.run_paths import RunPaths
 
+_SCALARS = (
+    "train_loss",
+    "lr",
+    "grad_norm",
+    "param_norm",
+    "consumed_samples",
+    "tokens_per_s",
+    "samples_per_s",
+    "mfu",
+)
+
 
 class RunLog:
-    """Writes every step to the metrics file, and each `trainer.log_every_n_steps` to TensorBoard."""
+    """Writes every step to the metrics file, and each `trainer.log_every_n_steps` to the loggers."""
 
     def __init__(self, *, config: RunConfig, paths: RunPaths, attempt: int, first_step: int) -> None:
-        trainer = config.trainer
+        trainer, self._manager = config.trainer, config.exp_manager
         self._max_steps = trainer.max_steps
         self._every = trainer.log_every_n_steps
-        self._log_step_timing = config.exp_manager.log_step_timing
         self._recent_step_times_s: deque[float] = deque(maxlen=100)
+        self._step_times = StepTimes(self._manager.step_timing_kwargs)
+        self._delta_times = StepTimes(self._manager.step_timing_kwargs)
         paths.own.mkdir(parents=True, exist_ok=True)
         # Line-buffered: a killed run leaves whole lines, up to its last step.
-        self._metrics = metrics_path(paths, attempt).open("w", buffering=1, encoding="utf-8")
-        self._tensorboard = (
-            _open_tensorboard(config, paths, first_step) if config.exp_manager.create_tensorboard_logger else None
-        )
+        self._metrics = paths.metrics(attempt).open("w", buffering=1, encoding="utf-8")
+        self._loggers = open_loggers(config, paths.run_dir, first_step)
         self._progress = choose_progress(
             max_steps=trainer.max_steps,
             first_step=first_step,
@@ -43,35 +52,51 @@ class RunLog:
         self._metrics.write(json.dumps(finite(asdict(report)), allow_nan=False) + "\n")
         self._recent_step_times_s.append(report.step_time_s)
         self._progress.show(report, (self._max_steps - report.step) * median(self._recent_step_times_s))
-        if self._tensorboard is None:
-            return
-        if report.val_loss is not None:
-            self._tensorboard.add_scalar("val_loss", report.val_loss, report.step)
-        if report.step % self._every == 0 or report.step == self._max_steps:
-            self._add_scalars(self._tensorboard, report)
+        times = dict(self._times(report))
+        is_logged = is_logged_step(report.step, self._every, self._max_steps)
+        scalars = {tag: getattr(report, tag) for tag in _SCALARS} | times if is_logged else {}
+        self._log({**scalars, "val_loss": report.val_loss}, report.step)
+        if is_logged:
+            self.flush()
 
     def late_validation(self, step: int, val_loss: float) -> None:
         """Write down a validation that an interrupted attempt owed."""
         self._metrics.write(json.dumps(finite({"step": step, "val_loss": val_loss}), allow_nan=False) + "\n")
-        if self._tensorboard is not None:
-            self._tensorboard.add_scalar("val_loss", val_loss, step)
+        self._log({"val_loss": val_loss}, step)
+
+    def flush(self) -> None:
+        """Hand over what was logged: before a checkpoint counts, since a resumed run logs only what comes after it."""
+        for logger in self._loggers:
+            logger.flush()
 
     def close(self) -> None:
         self._progress.close()
         self._metrics.close()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        for logger in self._loggers:
+            logger.close()
 
-    def _add_scalars(self, writer: SummaryWriter, report: StepReport) -> None:
-        timing = ("step_time_s",) if self._log_step_timing else ()
-        for tag in ("train_loss", "lr", "grad_norm", "consumed_samples", "tokens_per_s", *timing):
-            writer.add_scalar(tag, getattr(report, tag), report.step)
-        writer.flush()
+    def _log(self, values: dict[str, float | None], step: int) -> None:
+        known = {tag: value for tag, value in values.items() if value is not None}
+        if known:
+            for logger in self._loggers:
+                logger.scalars(known, step)
+
+    def _times(self, report: StepReport) -> Iterator[tuple[str, float]]:
+        """Yield what is logged of a step's time. As in NeMo, the time between steps takes the place of the step's."""
+        step_time_s = self._step_times.add(report.step_time_s)
+        delta_time_s = None if report.delta_time_s is None else self._delta_times.add(report.delta_time_s)
+        if self._manager.log_delta_step_timing:
+            if delta_time_s is not None:
+                yield "delta_time_s", delta_time_s
+        elif self._manager.log_step_timing:
+            yield "step_time_s", step_time_s
+        if self._manager.log_tflops_per_sec_per_gpu:
+            yield "tflops_per_s", report.tflops_per_s
 
 
-def metrics_path(paths: RunPaths, attempt: int) -> Path:
-    """Return where an attempt's steps are written, one JSON object a line."""
-    return paths.own / f"metrics-a{attempt}.jsonl"
+def is_logged_step(step: int, every: int, max_steps: int) -> bool:
+    """Return whether the loggers get the scalars of a step."""
+    return step % every == 0 or step == max_steps
 
 
 def finite(value: Any) -> Any:
@@ -81,28 +106,3 @@ def finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _open_tensorboard(config: RunConfig, paths: RunPaths, first_step: int) -> SummaryWriter:
-    """Open an event file in the run directory; what an interrupted attempt wrote after `first_step` is dropped."""
-    writer = SummaryWriter(str(paths.run_dir), purge_step=first_step + 1 if first_step else None)
-    # add_hparams would start a run of its own in a directory below; this puts the entry into this run's file.
-    for summary in hparams(_hyperparameters(config), {"val_loss": None}):  # type: ignore[no-untyped-call]
-        writer._get_file_writer().add_summary(summary)  # type: ignore[no-untyped-call]
-    return writer
-
-
-def _hyperparameters(config: RunConfig) -> dict[str, Any]:
-    sections = ("model", "data", "optim", "trainer", "parallelism", "hardware")
-    tree = config.to_dict()
-    return {"seed": config.seed, **dict(_flat({section: tree[section] for section in sections}, ""))}
-
-
-def _flat(tree: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = []
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            pairs += _flat(value, f"{prefix}{key}.")
-        else:
-            pairs.append((prefix + key, value if isinstance(value, (bool, int, float, str)) else str(value)))
-    return pairs

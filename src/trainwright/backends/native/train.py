@@ -1,6 +1,7 @@
 """Trains one run, in each of its ranks: `python -m trainwright.backends.native.train RUN_DIR --attempt N`."""
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
@@ -20,26 +21,28 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.strategies import Strategy
 
-from trainwright.backends.native.callbacks import PreemptedError, StepBoundary
-from trainwright.backends.native.checkpoint import OneDevice, Replicated
+from trainwright.backends.native.callbacks import DivergedError, PreemptedError, StepBoundary
+from trainwright.backends.native.checkpoint import OneDevice, Replicated, Sharded
+from trainwright.backends.native.copied_files import copy_files
 from trainwright.backends.native.data import (
     BatchLoader,
     BatchPlan,
     MicroBatchSampler,
+    SampleRequests,
     find_prefixes,
     open_samples,
     plan_batches,
 )
 from trainwright.backends.native.module import Pretraining
 from trainwright.backends.native.ranks import Ranks, decide_together, process_group, ranks_from_environment
-from trainwright.backends.native.results import collect_results, versions, write_results
+from trainwright.backends.native.results import StopReason, collect_results, read_results, versions, write_results
 from trainwright.backends.native.retention import SavedCheckpoint, choose_resume
 from trainwright.backends.native.run_log import RunLog
 from trainwright.backends.native.saver import CheckpointSaver
 from trainwright.backends.native.signals import StopRequest, keep_own_handlers
 from trainwright.config import RunConfig
 from trainwright.dataset.samples import GptData, Samples
-from trainwright.errors import UserError
+from trainwright.errors import RunFailedError, UserError
 from trainwright.node.run_paths import RunPaths
 
 
@@ -55,8 +58,11 @@ def train(config: RunConfig, run_dir: Path, attempt: int) -> dict[str, Any]:
     plan = plan_batches(config.data.micro_batch_size, config.data.global_batch_size, ranks.world_size)
     torch.set_num_threads(config.trainer.num_threads or max(1, len(os.sched_getaffinity(0)) // ranks.local_world_size))
     with StopRequest() as stop, process_group(ranks, config.hardware.accelerator):
-        attempt_run = _prepare(config, RunPaths(run_dir), attempt, ranks, plan, stop)
-        return attempt_run.fit()
+        paths = RunPaths(run_dir)
+        resumed, results = decide_together(ranks, lambda: _look_back(config, paths))
+        if results is not None:
+            return results
+        return _prepare(config, paths, attempt, ranks, plan, stop, resumed).fit()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +77,7 @@ class _Attempt:
     data: GptData
     module: Pretraining
     boundary: StepBoundary
+    saver: CheckpointSaver | None  # None: the run saves nothing
     trainer: pl.Trainer
     loader: BatchLoader
     resumed: SavedCheckpoint | None
@@ -79,16 +86,33 @@ class _Attempt:
     def fit(self) -> dict[str, Any]:
         try:
             self.trainer.fit(self.module, self.loader, ckpt_path=self.resumed.path if self.resumed else None)
-        except PreemptedError:
-            self._finish()
+        except PreemptedError as stopped:
+            self._finish(stopped.reason, str(stopped))
+            raise
+        except RunFailedError as failed:
+            with contextlib.suppress(OSError):  # a full disk may be what failed
+                self._write_results("diverged" if isinstance(failed, DivergedError) else "failed", str(failed))
             raise
         finally:
+            if self.saver is not None:
+                self.saver.close()
             if self.log is not None:
                 self.log.close()
-        return self._finish()
+        early_stopping = self.boundary.early_stopping
+        if early_stopping is not None and early_stopping.reason is not None:
+            return self._finish("early_stopping", early_stopping.reason)
+        return self._finish("max_steps", None)
 
-    def _finish(self) -> dict[str, Any]:
+    def _finish(self, stop_reason: StopReason, stop_message: str | None) -> dict[str, Any]:
         """Write the results on rank 0; no rank ends before that, since the others may be stopped when one has ended."""
+        if self.saver is not None:
+            self.saver.settle(self.trainer)
+        results = self._write_results(stop_reason, stop_message)
+        if dist.is_initialized():
+            dist.barrier()
+        return results
+
+    def _write_results(self, stop_reason: StopReason, stop_message: str | None) -> dict[str, Any]:
         results: dict[str, Any] = {}
         if self.log is not None:
             results = collect_results(
@@ -102,27 +126,34 @@ class _Attempt:
                 attempt=self.number,
                 started=self.started,
                 ended=datetime.now(timezone.utc),
+                stop_reason=stop_reason,
+                stop_message=stop_message,
             )
             write_results(self.paths.results, results)
-        if dist.is_initialized():
-            dist.barrier()
         return results
 
 
 def _prepare(
-    config: RunConfig, paths: RunPaths, attempt: int, ranks: Ranks, plan: BatchPlan, stop: StopRequest
+    config: RunConfig,
+    paths: RunPaths,
+    attempt: int,
+    ranks: Ranks,
+    plan: BatchPlan,
+    stop: StopRequest,
+    resumed: SavedCheckpoint | None,
 ) -> _Attempt:
     started = datetime.now(timezone.utc)
-    resumed = decide_together(ranks, lambda: _choose_resume(config, paths))
-    data = _open_data(config, ranks)
+    decide_together(ranks, lambda: copy_files(config, paths, attempt))
+    data, sample_requests = _open_data(config, ranks, resumed)
     torch.manual_seed(config.seed)
     module = Pretraining(config)
     first_step = resumed.step if resumed else 0
     log = RunLog(config=config, paths=paths, attempt=attempt, first_step=first_step) if ranks.is_first else None
+    saver = _saver(config, paths, attempt, ranks, resumed, sample_requests)
     boundary = StepBoundary(
         config=config,
         validation=_validation_loader(config, data, plan, ranks),
-        saver=_saver(config, paths, attempt),
+        saver=saver,
         log=log,
         stop=stop,
         resumed=resumed,
@@ -136,6 +167,7 @@ def _prepare(
         data=data,
         module=module,
         boundary=boundary,
+        saver=saver,
         trainer=_trainer(config, ranks, plan, boundary, paths),
         loader=_loader(config, data.train, plan, ranks, config.trainer.max_steps),
         resumed=resumed,
@@ -143,9 +175,28 @@ def _prepare(
     )
 
 
+def _look_back(config: RunConfig, paths: RunPaths) -> tuple[SavedCheckpoint | None, dict[str, Any] | None]:
+    """Return the checkpoint to continue from, and the results of a run that has nothing left to do."""
+    resumed = _choose_resume(config, paths)
+    if resumed is None or resumed.step < config.trainer.max_steps:
+        return resumed, None
+    print(
+        f"nothing to do: trainer.max_steps={config.trainer.max_steps} and step {resumed.step} is saved; "
+        "raise trainer.max_steps to train on",
+        flush=True,
+    )
+    results = read_results(paths.results)
+    # Where the attempt that came this far was killed before it wrote its results, this one does.
+    return resumed, results if results is not None and results["steps"] == resumed.step else None
+
+
 def _choose_resume(config: RunConfig, paths: RunPaths) -> SavedCheckpoint | None:
     manager = config.exp_manager
-    resumed = choose_resume(paths.checkpoints, may_be_none=manager.resume_ignore_no_checkpoint)
+    resumed = choose_resume(
+        paths.checkpoints,
+        may_be_none=manager.resume_ignore_no_checkpoint,
+        may_ignore_damaged=manager.resume_ignore_damaged,
+    )
     if resumed is not None and not manager.resume_if_exists:
         raise UserError(
             f"exp_manager.resume_if_exists=false, but {paths.checkpoints} holds checkpoints; "
@@ -156,15 +207,16 @@ def _choose_resume(config: RunConfig, paths: RunPaths) -> SavedCheckpoint | None
     return resumed
 
 
-def _open_data(config: RunConfig, ranks: Ranks) -> GptData:
+def _open_data(config: RunConfig, ranks: Ranks, resumed: SavedCheckpoint | None) -> tuple[GptData, SampleRequests]:
     """Rank 0 tokenizes and builds the sample indices, then all open them."""
+    before = resumed.sample_requests if resumed is not None else ()
 
     def build() -> Any:
         blend = find_prefixes(config)
-        open_samples(config, blend)
+        open_samples(config, blend, before)
         return blend
 
-    return open_samples(config, decide_together(ranks, build))
+    return open_samples(config, decide_together(ranks, build), before)
 
 
 def _loader(config: RunConfig, samples: Samples, plan: BatchPlan, ranks: Ranks, num_global_batches: int) -> BatchLoader:
@@ -179,10 +231,23 @@ def _validation_loader(config: RunConfig, data: GptData, plan: BatchPlan, ranks:
     return _loader(config, data.validation, plan, ranks, config.trainer.limit_val_batches)
 
 
-def _saver(config: RunConfig, paths: RunPaths, attempt: int) -> CheckpointSaver | None:
+def _saver(
+    config: RunConfig,
+    paths: RunPaths,
+    attempt: int,
+    ranks: Ranks,
+    resumed: SavedCheckpoint | None,
+    sample_requests: SampleRequests,
+) -> CheckpointSaver | None:
     if not config.exp_manager.create_checkpoint_callback:
         return None
-    return CheckpointSaver(config=config, checkpoints=paths.checkpoints, attempt=attempt, versions=versions())
+    metadata = {
+        "attempt": attempt,
+        "world_size": ranks.world_size,
+        "sample_requests": sample_requests,
+        "versions": versions(),
+    }
+    return CheckpointSaver(config=config, checkpoints=paths.checkpoints, resumed=resumed, metadata=metadata)
 
 
 def _trainer(config: RunConfig, ranks: Ranks, plan: BatchPlan, boundary: StepBoundary, paths: RunPaths) -> pl.Trainer:
@@ -211,17 +276,20 @@ def _trainer(config: RunConfig, ranks: Ranks, plan: BatchPlan, boundary: StepBou
 
 def _strategy(config: RunConfig, ranks: Ranks) -> tuple[Strategy, ClusterEnvironment]:
     """Return the strategy and an explicit environment: Lightning shall not follow a scheduler's variables it finds."""
-    if ranks.world_size == 1:
+    if ranks.world_size == 1:  # where fsdp has nothing to share out
         return OneDevice("cuda:0" if config.hardware.accelerator == "gpu" else "cpu"), LightningEnvironment()
+    if config.parallelism.strategy == "fsdp":
+        return Sharded(data_parallel_size=ranks.world_size, tensor_parallel_size=1), TorchElasticEnvironment()
     return Replicated(gradient_as_bucket_view=True), TorchElasticEnvironment()
 
 
 def _refuse_impossible(config: RunConfig) -> None:
     """Refuse what the plan's rules leave to the rank: a rank may be started by hand."""
-    if config.parallelism.strategy != "ddp":
-        raise UserError(f"parallelism.strategy={config.parallelism.strategy} is not built yet; use ddp")
     if config.trainer.precision == "16-mixed" and config.hardware.accelerator != "gpu":
         raise UserError("trainer.precision=16-mixed needs a GPU; use 32-true")
+    if config.trainer.precision == "16-mixed" and config.parallelism.strategy == "fsdp":
+        # Lightning's gradient scaler looks for overflows on each rank alone, so ranks would skip different steps.
+        raise UserError("trainer.precision=16-mixed cannot be used with parallelism.strategy=fsdp; use bf16-mixed")
 
 
 def _silence() -> None:

@@ -1,0 +1,161 @@
+"""NeMo's own code as the judge: it takes our exp_manager block, and leaves our run directories readable."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from tests.conformance.environments import ENVS, python_of
+from trainwright.backends.native.retention import choose_resume
+from trainwright.backends.native.train import train
+from trainwright.config import RunConfig
+from trainwright.dataset.indexed import IndexedWriter
+from trainwright.exp_manager import idle_keys, nemo_block
+from trainwright.node.run_paths import RunPaths
+from trainwright.places import CONF
+
+Version = Literal["1.23", "2.7"]
+FULL = (
+    "hardware=t4",
+    "run_id=r1",
+    "site.vertex.bucket=bucket",
+    "exp_manager.max_time_per_run=1-00:00:00",
+    "exp_manager.ema.enable=true",
+    "exp_manager.create_early_stopping_callback=true",
+    "exp_manager.create_wandb_logger=true",
+    "exp_manager.wandb_logger_kwargs={project: p, name: n}",
+    "exp_manager.summary_writer_kwargs={flush_secs: 30}",
+    "exp_manager.files_to_copy=[/a/b.yaml]",
+    "exp_manager.checkpoint_callback_params.every_n_train_steps=50",
+    "exp_manager.mlflow_logger_kwargs.tags={a: b}",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What NeMo of one version said, and the run whose directory it was shown."""
+
+    answer: dict[str, Any]
+    config: RunConfig
+    run_dir: Path
+    own_before: Mapping[str, bytes]  # files below run/, by path
+
+
+def _own_files(run_dir: Path) -> dict[str, bytes]:
+    own = RunPaths(run_dir).own
+    return {str(path.relative_to(own)): path.read_bytes() for path in own.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module", params=["1.23", "2.7"])
+def version(request: pytest.FixtureRequest) -> Version:
+    chosen: Version = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def judged(version: Version, parsed: Callable[..., RunConfig], tmp_path_factory: pytest.TempPathFactory) -> Judged:
+    """Train a run of ours, show it to NeMo and return what NeMo said: once per version, since importing it is slow."""
+    python = python_of(f"nemo_{version.replace('.', '_')}")
+    here = tmp_path_factory.mktemp("nemo")
+    config = _tiny_run(parsed, here)
+    run_dir = here / "r1"
+    train(config, run_dir, 1)
+    (run_dir / "loose.txt").write_text("moved away by each start of NeMo")
+    before = _own_files(run_dir)
+    asked = {
+        "log_dir": str(run_dir),
+        "blocks": {
+            "defaults": nemo_block(parsed(), run_id="r1", nemo=version),
+            "full": nemo_block(parsed(*FULL), run_id="r1", nemo=version),
+            "unknown": {**nemo_block(parsed(), run_id="r1", nemo=version), "resume_if_exist": True},
+        },
+    }
+    subprocess.run(
+        [python, Path(__file__).with_name("nemo_judge.py"), here / "answer.json"],
+        input=json.dumps(asked),
+        text=True,
+        check=True,
+        cwd=here,
+        env={**os.environ, "PYTHONPATH": str(ENVS / "stubs")},
+    )
+    answer = json.loads((here / "answer.json").read_text())
+    return Judged(answer=answer, config=config, run_dir=run_dir, own_before=before)
+
+
+def _tiny_run(parsed: Callable[..., RunConfig], here: Path) -> RunConfig:
+    with IndexedWriter(here / "tokens", np.dtype(np.uint16)) as writer:
+        for _ in range(100):
+            writer.add_sequence(np.arange(100))
+            writer.end_document()
+    return parsed(
+        "debug=fast",
+        "model=llama_tiny",
+        "data.text=null",
+        f"data.data_prefix=[{here}/tokens]",
+        "data.splits_string='90,10,0'",
+        "model.vocab_size=512",
+        "exp_manager.checkpoint_callback_params.every_n_train_steps=1",
+        "exp_manager.checkpoint_callback_params.save_top_k=-1",
+    )
+
+
+def test_nemo_takes_the_block_that_we_render_for_it(judged: Judged) -> None:
+    for name in ("defaults", "full"):
+        assert isinstance(judged.answer["merged"][name], dict), judged.answer["merged"][name]
+    full = judged.answer["merged"]["full"]
+    assert (full["name"], full["version"], full["exp_dir"]) == ("gpt_small", "r1", "/gcs/bucket/nemo-experiments")
+    assert full["max_time_per_run"] == "01:00:00:00"
+    assert full["ema"]["enable"]
+
+
+def test_nemo_itself_refuses_an_unknown_key(judged: Judged) -> None:
+    assert "resume_if_exist" in judged.answer["merged"]["unknown"]
+
+
+def test_every_key_of_nemos_is_one_of_ours_with_its_default(judged: Judged) -> None:
+    ours = yaml.safe_load((CONF / "exp_manager" / "default.yaml").read_text())
+    # Where ours differ, the comments in conf/ say so; cwd is where NeMo would put its directory.
+    own = {"exp_dir", "resume_if_exists", "resume_ignore_no_checkpoint", "checkpoint_callback_params.filename"}
+    theirs = dict(_flat(judged.answer["defaults"]))
+    mine = dict(_flat(ours))
+    assert set(theirs) <= set(mine)
+    assert {key for key in theirs if theirs[key] != mine[key]} == own
+
+
+def test_a_block_of_nemos_defaults_is_idle_nowhere(judged: Judged, parsed: Callable[..., RunConfig]) -> None:
+    ours = OmegaConf.create(parsed().to_dict())
+    merged = OmegaConf.merge(ours, {"exp_manager": {**judged.answer["defaults"], "exp_dir": "outputs"}})
+    assert isinstance(merged, DictConfig)
+    assert idle_keys(RunConfig.from_hydra(merged)) == ()
+
+
+def test_check_resume_leaves_a_finished_run_readable(judged: Judged, version: Version) -> None:
+    assert judged.answer["resumed"] is None, "our checkpoints are not NeMo's"
+    assert (judged.run_dir / "run_0" / "loose.txt").is_file()
+    moved_events = list((judged.run_dir / "run_0").glob("events.out.tfevents.*"))
+    assert bool(moved_events) == (version == "1.23")
+    assert _own_files(judged.run_dir) == judged.own_before
+    resumed = choose_resume(RunPaths(judged.run_dir).checkpoints, may_be_none=False, may_ignore_damaged=False)
+    assert resumed is not None
+    assert resumed.step == 3
+
+
+def test_our_run_goes_on_where_nemo_has_looked(judged: Judged) -> None:
+    longer = judged.config.model_copy(update={"trainer": judged.config.trainer.model_copy(update={"max_steps": 4})})
+    assert train(longer, judged.run_dir, 2)["steps"] == 4
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

@@ -7,7 +7,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from trainwright.config import RunConfig, parse_duration
+from trainwright.config import RunConfig
+from trainwright.config_types import parse_duration
 from trainwright.errors import UserError
 from trainwright.places import CONF
 

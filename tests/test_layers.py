@@ -14,12 +14,13 @@ SOURCE = ROOT / "src" / "trainwright"
 # From the bottom up; a module imports its own layer and those below.
 LAYERS = (
     ("errors", "places", "node"),
-    ("config_problems", "config", "job", "dataset", "worker_zip"),
-    ("plan", "scheduler"),
+    ("config_problems", "config_types", "config_exp_manager", "config", "job", "dataset", "worker_zip", "code_state"),
+    ("plan", "scheduler", "stages", "exp_manager", "checkpoint"),
     ("preflight", "backends", "registry"),
     ("report",),
     ("dispatch",),
-    ("app", "cli"),
+    ("follow",),
+    ("app", "cli", "cli_convert", "cli_runs"),
 )
 HEAVY = {"torch", "lightning", "transformers", "tensorboard", "google"}
 MODULES = sorted(SOURCE.rglob("*.py"))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from trainwright.config import RunConfig
-from trainwright.plan import GIB, make_plan
+from trainwright.plan import GIB, make_plan, train_flops_per_token
 
 Parsed = Callable[..., RunConfig]
 
@@ -114,3 +114,17 @@ def test_recomputation_saves_activation_memory(parsed: Parsed) -> None:
     kept = make_plan(parsed("model=gpt_5b", "hardware=h100", "trainer.recompute=none"))
     recomputed = make_plan(parsed("model=gpt_5b", "hardware=h100", "trainer.recompute=full"))
     assert recomputed.activation_bytes < kept.activation_bytes / 4
+
+
+def test_flops_of_a_token_agree_with_megatrons_formula(parsed: Parsed) -> None:
+    """Narayanan et al. 2021, equation 3, without recomputation; it leaves out norms and biases, under 1 %."""
+    model = parsed("hardware=t4").model
+    layers, hidden, length, vocab = model.num_layers, model.hidden_size, 256, 50_304
+    megatron = 72 * layers * hidden**2 * (1 + length / (6 * hidden) + vocab / (12 * layers * hidden))
+    assert train_flops_per_token(model, length, vocab) == pytest.approx(megatron, rel=0.01)
+
+
+def test_an_untied_embedding_is_looked_up_and_costs_nothing(parsed: Parsed) -> None:
+    model = parsed("model=llama_tiny").model
+    tied, untied = (model.model_copy(update={"share_embeddings_and_output_weights": it}) for it in (True, False))
+    assert train_flops_per_token(tied, 256, 512) == train_flops_per_token(untied, 256, 512)

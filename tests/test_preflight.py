@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trainwright.code_state import CodeState
 from trainwright.config import RunConfig
 from trainwright.dataset.indexed import IndexedWriter
 from trainwright.errors import UserError
@@ -22,14 +23,18 @@ def findings(config: RunConfig, **facts: object) -> list[Finding]:
     return check(config, make_plan(config), Facts(**{**BUILT, **facts}))  # type: ignore[arg-type]
 
 
+CHANGED = CodeState(
+    top=Path("/repo"), commit="abc", changed=("a.py",), untracked=("b.py",), tracked=("a.py",), diff=b"..."
+)
+
 # Rule, overrides that break it, facts, text that the finding holds.
 BROKEN = [
     ("not-built", ("hardware=t4",), {}, "backend=nemo is not built yet"),
     ("not-built", ("hardware=h100",), {}, "launcher=vertex is not built yet"),
     ("not-built", ("model=bert_tiny",), {}, "bert training is not built yet"),
-    ("not-built", ("parallelism.strategy=fsdp",), {}, "strategy=fsdp is not built yet"),
     ("not-built", ("parallelism.tensor_model_parallel_size=2", "hardware.devices=2"), {}, "set all three to 1"),
     ("not-built", ("data=tanuki_sft", "model=llama_tiny"), {}, "data.kind=sft"),
+    ("not-built", ("exp_manager.resume_from_checkpoint=/x",), {}, "native begins no run with another's checkpoint"),
     (
         "architecture",
         ("hardware=trn1",),
@@ -55,16 +60,31 @@ BROKEN = [
     ("vocabulary", ("model.vocab_size=1000",), {}, "set model.vocab_size=50257"),
     ("vocabulary", (), {"max_token_id": 50_257}, "set model.vocab_size=50258"),
     ("missing-file", (), {"missing_files": {"data.text": "/no"}}, "data.text: /no does not exist"),
-    ("missing-package", (), {"missing_packages": ("torch",)}, "pip install 'trainwright[native]'"),
+    ("missing-package", (), {"missing_packages": (("torch", "native"),)}, "pip install 'trainwright[native]'"),
+    ("missing-package", (), {"missing_packages": (("mlflow", "mlflow"),)}, "pip install 'trainwright[mlflow]'"),
     ("site-unset", ("hardware=trn1",), {}, "site.slurm.shared_dir is unset"),
     ("site-unset", ("hardware=t4",), {}, "site.vertex.bucket is unset"),
     ("disk-space", (), {"free_bytes": 1000}, "choose another exp_manager.exp_dir"),
+    ("scheduler", ("launcher=slurm",), {"scheduler_problems": (("no sbatch here", "go there"),)}, "no sbatch here; go"),
+    (
+        "shared-dir",
+        ("launcher=slurm", "site.slurm.shared_dir=/fsx", "exp_manager.exp_dir=/home/me/outputs"),
+        {},
+        "exp_manager.exp_dir=/home/me/outputs is not below site.slurm.shared_dir=/fsx",
+    ),
+    ("on-failure", ("launcher=slurm", "on_failure=stop"), {}, "set launcher.max_parallel"),
+    ("code", ("code=require_clean",), {"code": CHANGED}, "code=require_clean, but /repo has changed a.py, new b.py"),
+    ("code", ("code=snapshot",), {}, "not started in a git repository"),
+    ("env-from", (), {"unset_env": ("TOKEN",)}, "export TOKEN or leave it out"),
+    ("env-from", (), {"exposed_env": (("TOKEN", "launcher.env.X"),)}, "launcher.env.X spells out the value of TOKEN"),
+    ("still-running", ("run_id=x",), {"holder": "process 7 on here"}, "still worked on by process 7 on here"),
     ("resume-config", ("run_id=x",), {"changed_keys": ("seed: 1 -> 2",)}, "seed: 1 -> 2"),
 ]
 
 
 def test_every_rule_is_broken_by_a_row_of_this_table() -> None:
-    assert {rule.id for rule in RULES} == {row[0] for row in BROKEN}
+    warnings = {rule.id for rule in RULES if rule.severity == "warning"}
+    assert {rule.id for rule in RULES} == {row[0] for row in BROKEN} | warnings
     assert len({rule.id for rule in RULES}) == len(RULES)
     assert all(rule.condition and rule.source for rule in RULES)
 
@@ -129,6 +149,14 @@ def test_look_finds_missing_files_of_a_local_run(parsed: Parsed, tmp_path: Path)
     assert facts.missing_files == {"data.text": f"{tmp_path}/gone.txt"}
     assert facts.free_bytes
     assert look(parsed("hardware=t4"), **BUILT).free_bytes is None  # type: ignore[arg-type]
+
+
+def test_look_sees_what_slurms_nodes_see_only_below_the_shared_directory(parsed: Parsed, tmp_path: Path) -> None:
+    slurm = ("launcher=slurm", f"site.slurm.shared_dir={tmp_path}")
+    shared = look(parsed(*slurm, f"data.text={tmp_path}/gone.txt"), **BUILT)  # type: ignore[arg-type]
+    assert (shared.missing_files, bool(shared.free_bytes)) == ({"data.text": f"{tmp_path}/gone.txt"}, True)
+    elsewhere = look(parsed(*slurm, "data.text=/scratch/of/a/node.txt"), **BUILT)  # type: ignore[arg-type]
+    assert (elsewhere.missing_files, elsewhere.missing_packages) == ({}, ())
 
 
 def test_look_reads_the_largest_token_of_a_data_set(parsed: Parsed, tmp_path: Path) -> None:

@@ -43,8 +43,9 @@ def train(home: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
 
 
 def losses(run: Path, attempt: int = 1) -> dict[int, float]:
-    lines = (RunPaths(run).own / f"metrics-a{attempt}.jsonl").read_text().splitlines()
-    return {point["step"]: float(point["train_loss"]) for point in map(json.loads, lines)}
+    lines = RunPaths(run).metrics(attempt).read_text().splitlines()
+    # A validation that an interrupted attempt owed is a line without a training loss.
+    return {point["step"]: float(point["train_loss"]) for point in map(json.loads, lines) if "train_loss" in point}
 
 
 def results(run: Path) -> dict[str, Any]:

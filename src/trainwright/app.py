@@ -104,19 +104,21 @@ def _parsed(line: str) -> list[Override]:
         return list(OverridesParser.create().parse_overrides([line]))
     except HydraException as error:
         key, is_assignment, value = line.partition("=")
-        remedy = shlex.quote(f"{key}={_quoted(value)}") if is_assignment else "write KEY=VALUE"
+        remedy = shlex.quote(f"{key}={quoted(value)}") if is_assignment else "write KEY=VALUE"
         raise UserError(f"{line}: not an override ({str(error).splitlines()[0]}); for text write  {remedy}") from error
 
 
-def _quoted(value: str) -> str:
+def quoted(value: str) -> str:
     """Return `value` as text in Hydra's override grammar."""
-    inner = re.sub(r'\\+(?="|$)', lambda run: 2 * run.group(), value).replace('"', '\\"')
+    # OmegaConf first: to it \${ begins no interpolation, and backslashes before that count twice.
+    inner = re.sub(r"(\\*)\$\{", lambda found: 2 * found.group(1) + "\\${", value)
+    inner = re.sub(r'\\+(?="|$)', lambda run: 2 * run.group(), inner).replace('"', '\\"')
     return f'"{inner}"'
 
 
 def _both_spellings(override: Override) -> str:
     key, _, value = str(override.input_line).partition("=")
-    sweep, single = shlex.quote(f"{key}={value}"), shlex.quote(f"{key}={_quoted(value)}")
+    sweep, single = shlex.quote(f"{key}={value}"), shlex.quote(f"{key}={quoted(value)}")
     return (
         f"{key}: {value} are several values, which would start several runs; "
         f"for a sweep write  -m {sweep}  and for one value  {single}"

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
+from trainwright import cli_convert, cli_runs
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code."""
@@ -29,6 +31,8 @@ def _parser() -> argparse.ArgumentParser:
     rules = commands.add_parser("rules", help="list the rules that a run must meet; allow=[ID] on a run relaxes one")
     rules.add_argument("--json", action="store_true", help="print JSON")
     rules.set_defaults(run=_rules)
+    cli_runs.add_to(commands)
+    cli_convert.add_to(commands)
     return parser
 
 

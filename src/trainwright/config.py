@@ -6,89 +6,45 @@ coerced ("yes" is no bool). All problems are reported at once, each with its key
 
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
-from typing_extensions import Self
+from pydantic import Field, ValidationError, field_validator
 
+from trainwright.config_exp_manager import ExpManager
 from trainwright.config_problems import explain
+from trainwright.config_types import Count, Directive, Duration, EnvName, Name, Probability, Section
 from trainwright.errors import UserError
 
 Architecture = Literal["gpt2", "llama", "bert"]
 BackendKind = Literal["native", "nemo", "nxdt"]
 LauncherKind = Literal["local", "slurm", "vertex"]
+CodeMode = Literal["record", "require_clean", "snapshot"]
 Accelerator = Literal["cpu", "gpu", "neuron"]
 Precision = Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true"]
 
-_CLOCK = re.compile(r"(?:(?P<d>\d+)[-:](?=\d+:\d+:\d+$))?(?P<h>\d+):(?P<m>[0-5]?\d):(?P<s>[0-5]?\d)")
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
-
-def parse_duration(value: object) -> object:
-    """Return seconds for a whole number, `HH:MM:SS`, `D-HH:MM:SS` or `DD:HH:MM:SS`; raise ValueError otherwise."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    match = _CLOCK.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError("write seconds, HH:MM:SS, D-HH:MM:SS or DD:HH:MM:SS")
-    days, hours, minutes, seconds = (int(part or 0) for part in match.group("d", "h", "m", "s"))
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-
-
-Duration = Annotated[int, Field(gt=0), BeforeValidator(parse_duration)]
-Probability = Annotated[float, Field(ge=0, lt=1)]
-Count = Annotated[int, Field(ge=1)]
-Name = Annotated[str, Field(pattern=NAME_PATTERN)]  # becomes a folder and part of a job name
-# A template's keys are filled in when a checkpoint is written; anything else in braces is a mistake.
-CHECKPOINT_NAME_KEYS = ("name", "step", "consumed_samples", "val_loss", "train_loss", "epoch")
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    def disagreements(self) -> Iterator[str]:
-        """Yield what no single field shows: values that contradict each other whatever the hardware."""
-        return iter(())
-
-    @model_validator(mode="after")
-    def _fields_agree(self) -> Self:
-        problems = tuple(self.disagreements())
-        if problems:
-            raise ValueError("\n".join(problems))
-        return self
-
-
-class SlurmSite(_Section):
+class SlurmSite(Section):
     shared_dir: str
     partition: str | None
     account: str | None
 
 
-class VertexSite(_Section):
+class VertexSite(Section):
     project: str
     location: str
     bucket: str
 
 
-class Site(_Section):
+class Site(Section):
     slurm: SlurmSite
     vertex: VertexSite
 
 
-class Model(_Section):
+class Model(Section):
     name: Name
     architecture: Architecture
     num_layers: Count
@@ -117,13 +73,13 @@ class Model(_Section):
             yield "model.rope_theta: null, but llama has rotary positions; use a number such as 10000.0"
 
 
-class Tokenizer(_Section):
+class Tokenizer(Section):
     type: Literal["gpt2_bpe", "bert_wordpiece", "huggingface"]
     name: str | None  # None: the type says it all
     vocab_size: Count
 
 
-class Data(_Section):
+class Data(Section):
     name: Name
     kind: Literal["gpt", "sft", "bert"]
     text: str | None  # None: not made from a text
@@ -165,13 +121,13 @@ class Data(_Section):
             yield "data.train_path, data.val_path: null, but data.kind=sft needs both; give two jsonl files"
 
 
-class Schedule(_Section):
+class Schedule(Section):
     name: Literal["CosineAnnealing", "LinearAnnealingWithWarmUp", "constant"]
     warmup_steps: Annotated[int, Field(ge=0)]
     min_lr: Annotated[float, Field(ge=0)]
 
 
-class Optim(_Section):
+class Optim(Section):
     name: Literal["adamw"]
     lr: Annotated[float, Field(gt=0)]
     betas: tuple[Probability, Probability]
@@ -184,7 +140,7 @@ class Optim(_Section):
             yield f"optim.sched.min_lr: {self.sched.min_lr} is above optim.lr={self.lr}; use at most that"
 
 
-class Trainer(_Section):
+class Trainer(Section):
     max_steps: Count
     val_check_interval: Count
     limit_val_batches: Annotated[int, Field(ge=0)]
@@ -196,7 +152,7 @@ class Trainer(_Section):
     recompute: Literal["none", "full"]
 
 
-class Parallelism(_Section):
+class Parallelism(Section):
     strategy: Literal["ddp", "fsdp"]
     tensor_model_parallel_size: Count
     pipeline_model_parallel_size: Count
@@ -205,43 +161,14 @@ class Parallelism(_Section):
     kv_replicator: Count
 
 
-class CheckpointCallbackParams(_Section):
-    monitor: Literal["val_loss", "train_loss", "step"]
-    mode: Literal["min", "max"]
-    save_top_k: Annotated[int, Field(ge=-1)]
-    save_last: bool
-    every_n_train_steps: Count | None  # None: after each validation
-    filename: str
-
-    @field_validator("filename")
-    @classmethod
-    def _known_template_keys(cls, value: str) -> str:
-        unknown = [key for key in re.findall(r"\{([^}:]*)", value) if key not in CHECKPOINT_NAME_KEYS]
-        if unknown:
-            raise ValueError(f"{{{unknown[0]}}} is not known; use {', '.join(CHECKPOINT_NAME_KEYS)}")
-        if "{step}" not in value or "/" in value:
-            raise ValueError("a name must hold {step}, which keeps it unique, and no /")
-        return value
-
-
-class ExpManager(_Section):
-    exp_dir: Annotated[str, Field(min_length=1)]
-    dry_run_dir: Annotated[str, Field(min_length=1)]
-    resume_if_exists: bool
-    resume_ignore_no_checkpoint: bool
-    create_tensorboard_logger: bool
-    create_checkpoint_callback: bool
-    checkpoint_callback_params: CheckpointCallbackParams
-    log_step_timing: bool
-
-
-class Backend(_Section):
+class Backend(Section):
     kind: BackendKind
 
 
-class _Launcher(_Section):
+class _Launcher(Section):
     grace_s: Annotated[float, Field(gt=0)]
     env: dict[str, str]
+    env_from: tuple[EnvName, ...]
 
 
 class LocalLauncher(_Launcher):
@@ -253,10 +180,41 @@ class LocalLauncher(_Launcher):
 class SlurmLauncher(_Launcher):
     kind: Literal["slurm"]
     python: str
-    partition: str | None  # None: the cluster's default
-    account: str | None  # None: the user's default
+    # Directives; for all of them None leaves the choice to the cluster.
+    partition: Directive | None
+    account: Directive | None
+    qos: Directive | None
     time: Duration
+    gres: Directive | None
+    constraint: Directive | None
+    exclusive: bool
+    cpus_per_task: Count | None
+    mem: Directive | None
+    nodelist: Directive | None
+    exclude: Directive | None
+    reservation: Directive | None
+    mail_type: Directive | None
+    mail_user: Directive | None
+    comment: Directive | None
+    signal_s: Count
+    max_requeues: Annotated[int, Field(ge=0)]
+    extra: tuple[Directive, ...]
+    setup: tuple[str, ...]
+    srun_args: tuple[str, ...]
+    container_image: Directive | None  # None: the backend's image, or the bare host
+    container_mounts: tuple[Directive, ...]
+    max_parallel: Count | None  # None: all runs of a sweep at once
     wait: bool
+
+    def disagreements(self) -> Iterator[str]:
+        if not self.grace_s < self.signal_s < self.time:
+            yield (
+                f"launcher.signal_s: {self.signal_s} s before the end of launcher.time={self.time} s, with "
+                f"launcher.grace_s={self.grace_s:g} s to save; use grace_s < signal_s < time"
+            )
+        bare = [line for line in self.extra if not line.startswith("--")]
+        if bare:
+            yield f"launcher.extra: {bare[0]!r} is no directive; write --NAME or --NAME=VALUE"
 
 
 class VertexLauncher(_Launcher):
@@ -271,7 +229,7 @@ class VertexLauncher(_Launcher):
 Launcher = Annotated[LocalLauncher | SlurmLauncher | VertexLauncher, Field(discriminator="kind")]
 
 
-class Hardware(_Section):
+class Hardware(Section):
     name: str
     accelerator: Accelerator
     num_nodes: Count
@@ -279,18 +237,22 @@ class Hardware(_Section):
     device_memory_gib: Annotated[float, Field(gt=0)]
     peak_tflops: Annotated[float, Field(gt=0)] | None  # None: unknown
     machine: str | None  # None: this machine
+    cpus: Count | None  # None: as many as the scheduler gives
 
 
-class RunConfig(_Section):
+class RunConfig(Section):
     """One run, as composed. Field names are the keys of conf/, where each is commented."""
 
     name: Name
     run_id: Name | None  # None: a new run
     seed: Annotated[int, Field(ge=0, lt=2**32)]
     dry_run: bool
+    code: CodeMode
     allow: tuple[str, ...]
     on_failure: Literal["continue", "stop"]
     max_jobs: Count | None  # None: no limit
+    stages: Annotated[tuple[str, ...], Field(min_length=1)] | None  # None: all
+    stages_from: str | None  # None: the first
     site: Site
     data: Data
     optim: Optim
@@ -303,11 +265,30 @@ class RunConfig(_Section):
     hardware: Hardware
 
     def disagreements(self) -> Iterator[str]:
+        if self.stages is not None and self.stages_from is not None:
+            yield f"stages_from: {self.stages_from} with stages={list(self.stages)}; give one of the two"
+        yield from self._contradict_exp_manager()
+        if self.launcher.kind == "slurm" and len(self.exp_manager.exp_dir.splitlines()) > 1:
+            yield f"exp_manager.exp_dir: {self.exp_manager.exp_dir!r} has a line break, which no batch script can hold"
         longest = self.model.max_position_embeddings
         if self.data.seq_length > longest:
             yield (
                 f"data.seq_length: {self.data.seq_length} is more than model.max_position_embeddings={longest}; "
                 "lower the one or raise the other"
+            )
+
+    def _contradict_exp_manager(self) -> Iterator[str]:
+        manager = self.exp_manager
+        for key, fixed in (("version", manager.version), ("explicit_log_dir", manager.explicit_log_dir)):
+            if self.run_id is not None and fixed is not None and Path(fixed).name != self.run_id:
+                yield f"exp_manager.{key}: {fixed} with run_id={self.run_id}; give one of the two"
+        stopping = manager.early_stopping_callback_params
+        never_validates = self.trainer.limit_val_batches == 0
+        if manager.create_early_stopping_callback and stopping.strict and never_validates:
+            yield (
+                f"exp_manager.create_early_stopping_callback: true, but with trainer.limit_val_batches=0 "
+                f"{stopping.monitor} is never looked at; validate, or set "
+                "exp_manager.early_stopping_callback_params.strict=false"
             )
 
     @classmethod
@@ -363,7 +344,17 @@ class RunConfig(_Section):
                     }
                 ),
                 "exp_manager": manager.model_copy(
-                    update={"exp_dir": absolute(manager.exp_dir), "dry_run_dir": absolute(manager.dry_run_dir)}
+                    update={
+                        "files_to_copy": manager.files_to_copy and tuple(map(absolute, manager.files_to_copy)),
+                        "mlflow_logger_kwargs": manager.mlflow_logger_kwargs.model_copy(
+                            update={"save_dir": absolute(manager.mlflow_logger_kwargs.save_dir)}
+                        ),
+                        **{
+                            key: path and absolute(path)
+                            for key, path in manager.model_dump().items()
+                            if key in ("exp_dir", "dry_run_dir", "explicit_log_dir", "resume_from_checkpoint")
+                        },
+                    }
                 ),
             }
         )

@@ -15,7 +15,7 @@ def explain(error: ValidationError, tree: Mapping[Any, Any], root: type[BaseMode
 
 def _lines(problem: Any, tree: Mapping[Any, Any], root: type[BaseModel]) -> list[str]:
     kind, context = problem["type"], problem.get("ctx", {})
-    path = _key_path(list(problem["loc"]), tree)
+    path = _key_path(list(problem["loc"]), tree, is_absent=kind in ("extra_forbidden", "missing"))
     key = ".".join(map(str, path))
     if kind == "extra_forbidden":
         return [f"{key}: unknown key{_nearest(path, root)}"]
@@ -48,11 +48,14 @@ def _what_is_right(kind: str, context: Mapping[str, Any], message: str, value: o
     return re.sub(r"^Input should", "must", message)
 
 
-def _key_path(location: list[Any], tree: Any) -> list[Any]:
-    """Return the part of pydantic's location that is the key: tags of unions and names of validators are not."""
+def _key_path(location: list[Any], tree: Any, is_absent: bool) -> list[Any]:
+    """Return the part of pydantic's location that is the key: tags of unions and names of validators are not.
+
+    `is_absent`: the last part is a key that no config has, or that this one lacks.
+    """
     path: list[Any] = []
     for i, part in enumerate(location):
-        is_last_key = isinstance(tree, Mapping) and i == len(location) - 1  # unknown or missing: in no tree
+        is_last_key = is_absent and isinstance(tree, Mapping) and i == len(location) - 1
         inside = tree if isinstance(tree, Mapping) else range(len(tree)) if isinstance(tree, list) else ()
         if part in inside:
             tree = tree[part]

@@ -5,18 +5,21 @@
 All runs of a batch are checked before the first is recorded, and all are recorded before the first is submitted.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from trainwright import preflight, registry, report, scheduler
+from trainwright import code_state, exp_manager, preflight, registry, report, scheduler, stages
 from trainwright.backends import RENDERERS
-from trainwright.config import RunConfig
+from trainwright.code_state import CodeState
+from trainwright.config import LauncherKind, RunConfig
 from trainwright.errors import EXIT_FAILED, EXIT_PREEMPTED, RefusedError, UserError
 from trainwright.job import JobSpec
 from trainwright.node import events
+from trainwright.node.run_paths import RunPaths
 from trainwright.plan import make_plan
 from trainwright.registry import RunRecord
 
@@ -28,20 +31,23 @@ class Composed:
     number: int
     overrides: tuple[str, ...]
     tree: DictConfig
+    directory: Path = field(default_factory=Path.cwd)  # where its relative paths start
 
 
-def dispatch(batch: Sequence[Composed]) -> list[report.Outcome]:
+def dispatch(batch: Sequence[Composed], *, is_new_sweep: bool = True) -> list[report.Outcome]:
     """Take a batch of runs from composed config to outcome, in the batch's order.
 
+    Several runs are listed as a sweep, unless they belong to one already.
     Raises UserError when a config does not parse, RefusedError when preflight finds errors: then nothing was recorded.
     """
     records = prepare(batch)
     refuse_errors(records)
+    records = arrange(records)
     real = [record for record in records if not record.config.dry_run]
     for record in real:
         registry.create(record)
-    if len(real) > 1:
-        report.say(f"sweep  {registry.create_sweep(real)}")
+    if len(real) > 1 and is_new_sweep:
+        report.sweep(registry.create_sweep(real))
     recorded = [record_dry_run(record) for record in records if record.config.dry_run]
     outcomes = {outcome.run_id: outcome for outcome in (*recorded, *submit_and_follow(real))}
     return [outcomes[record.run_id] for record in records]
@@ -57,9 +63,10 @@ def prepare(batch: Sequence[Composed]) -> list[RunRecord]:
     """Parse, plan, check and render every run. Raises UserError with the problems of all that do not parse."""
     records: dict[str, RunRecord] = {}
     problems = []
+    look_at_code = functools.cache(code_state.look)  # once for all runs that start from the same place
     for job in batch:
         try:
-            record = _prepare(job, Path.cwd(), taken=records.keys())
+            record = _prepare(job, look_at_code, taken=records.keys())
             records[record.run_id] = record
         except UserError as error:
             problems.append(f"{_label(batch, job)}{error}")
@@ -68,32 +75,58 @@ def prepare(batch: Sequence[Composed]) -> list[RunRecord]:
     return list(records.values())
 
 
-def _prepare(job: Composed, cwd: Path, taken: Collection[str]) -> RunRecord:
-    config = RunConfig.from_hydra(job.tree).with_absolute_paths(cwd)
+def _prepare(job: Composed, look_at_code: Callable[..., CodeState | None], taken: Collection[str]) -> RunRecord:
+    config = RunConfig.from_hydra(job.tree).with_absolute_paths(job.directory)
     plan = make_plan(config)
-    if config.run_id in taken:
-        raise UserError(f"run_id: {config.run_id} would be several runs of one sweep; leave run_id out")
-    run_id = config.run_id or registry.new_id(config.name, lambda made: made in taken)
-    run_dir = registry.run_dir(config, run_id)
+    fixed = exp_manager.fixed_run_id(config)
+    if fixed in taken:
+        raise UserError(f"run_id: {fixed} would be several runs of one sweep; leave run_id out")
+    run_id = fixed or registry.new_id(config.name, lambda made: made in taken)
+    run_dir = exp_manager.run_dir(config, run_id)
     attempt = registry.last_attempt(run_dir) + 1
-    facts = preflight.look(config, built_backends=RENDERERS.keys(), built_launchers=scheduler.installed())
+    outputs = (config.exp_manager.exp_dir, config.exp_manager.dry_run_dir)
+    code = look_at_code(job.directory, leave_out=outputs, hidden=config.launcher.env_from)
+    facts = preflight.look(
+        config,
+        code=code,
+        built_backends=RENDERERS.keys(),
+        built_launchers=scheduler.installed(),
+        scheduler_problems=scheduler.problems(config),
+    )
     if attempt > 1:
         if not config.exp_manager.resume_if_exists:
             raise UserError(
                 f"run_id: {run_id} exists and exp_manager.resume_if_exists=false; set it to true or give another run_id"
             )
         before = registry.read_record(run_dir, attempt - 1)["config"]
-        facts = replace(facts, changed_keys=registry.changed_keys(before, config.to_dict()))
+        facts = replace(
+            facts,
+            changed_keys=registry.changed_keys(before, config.to_dict()),
+            holder=registry.holder(run_dir, attempt - 1),
+        )
     render = RENDERERS.get(config.backend.kind)
+    jobs = render(config, plan, run_id=run_id, run_dir=str(run_dir), attempt=attempt) if render else ()
     return RunRecord(
         run_id=run_id,
         attempt=attempt,
         config=config,
         plan=plan,
         findings=tuple(preflight.check(config, plan, facts)),
-        jobs=render(config, plan, run_id=run_id, run_dir=str(run_dir), attempt=attempt) if render else (),
+        jobs=surround(stages.select(jobs, config), config, code) if jobs else (),
         overrides=job.overrides,
+        directory=job.directory,
+        code=code,
     )
+
+
+def surround(jobs: Sequence[JobSpec], config: RunConfig, code: CodeState | None) -> tuple[JobSpec, ...]:
+    """Add to jobs what does not follow from the config alone: secrets by name, the code of this moment."""
+    arranged = []
+    for job in jobs:
+        snapshot = code_state.snapshot_env(code, RunPaths(job.run_dir), job.attempt) if code is not None else {}
+        env = {**snapshot, **job.env} if config.code == "snapshot" else job.env
+        arranged.append(replace(job, env=env, env_from=config.launcher.env_from))
+    return tuple(arranged)
 
 
 def refuse_errors(records: Sequence[RunRecord]) -> None:
@@ -106,6 +139,22 @@ def refuse_errors(records: Sequence[RunRecord]) -> None:
         report.warn(line)
     if texts["error"]:
         raise RefusedError("\n".join(dict.fromkeys(texts["error"])))
+
+
+def arrange(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Add to every job what its scheduler is given, and to those of a Slurm sweep the lane in which they queue."""
+    arranged, in_slurm = [], []
+    for record in records:
+        jobs, launcher = record.jobs, record.config.launcher
+        if launcher.kind == "slurm" and launcher.max_parallel is not None and len(records) > 1:
+            in_slurm.append(record.run_id)
+            lane = f"{in_slurm[(len(in_slurm) - 1) % launcher.max_parallel]}-lane"  # named for the first run in it
+            jobs = tuple(replace(job, lane=lane) for job in jobs)
+        if launcher.kind in scheduler.installed():
+            opened = scheduler.open_scheduler(record.config)
+            jobs = tuple(opened.arrange(job) for job in jobs)
+        arranged.append(replace(record, jobs=jobs))
+    return arranged
 
 
 def record_dry_run(record: RunRecord) -> report.Outcome:
@@ -121,16 +170,17 @@ def record_dry_run(record: RunRecord) -> report.Outcome:
 def submit_and_follow(records: Sequence[RunRecord]) -> list[report.Outcome]:
     """Submit all runs, each stage behind the one before, and follow those whose scheduler is attached."""
     submitted: dict[str, tuple[RunRecord, JobSpec]] = {}
-    schedulers: dict[str, scheduler.Scheduler] = {}
+    schedulers: dict[LauncherKind, scheduler.Scheduler] = {}
+    last_of_lane: dict[str, tuple[str, ...]] = {}
     for record in records:
         kind = record.config.launcher.kind
         if kind not in schedulers:
             schedulers[kind] = scheduler.open_scheduler(record.config)
-        before: tuple[str, ...] = ()
-        for job in record.jobs:
-            job_id = schedulers[kind].submit(job, after=before)
-            registry.note(record, events.SUBMITTED, stage=job.stage, job_id=job_id)
-            submitted[job_id], before = (record, job), (job_id,)
+        lane = record.jobs[0].lane or record.run_id
+        jobs = submit(record, schedulers[kind], after=last_of_lane.get(lane, ()))
+        submitted.update({job_id: (record, job) for job_id, job in jobs.items()})
+        if record.config.on_failure == "stop":  # else a lane goes on whatever becomes of its runs
+            last_of_lane[lane] = tuple(jobs)[-1:]
 
     def on_start(job_id: str) -> None:
         report.started(*submitted[job_id], records)
@@ -141,23 +191,67 @@ def submit_and_follow(records: Sequence[RunRecord]) -> list[report.Outcome]:
         if len(records) > 1 and job == record.jobs[-1]:
             report.ended(outcome(record))
 
-    for opened in schedulers.values():
-        if opened.is_attached:
-            opened.wait(on_start, on_end)
+    for kind, opened in schedulers.items():
+        followed = {job_id: of for job_id, of in submitted.items() if of[0].config.launcher.kind == kind}
+        if not opened.is_attached:
+            report.detached(followed, opened.look_up(followed))
+            continue
+        try:
+            opened.wait(on_start, on_end, report.waits)
+        except KeyboardInterrupt:  # of jobs that go on without this command
+            leave(opened, followed)
     outcomes = [outcome(record) for record in records]
     report.summary(outcomes)
     return outcomes
 
 
-def settle(record: RunRecord, stage: str, ended: scheduler.Ended) -> None:
-    """Add the scheduler's word where the nodes left none: a job that never started, a worker that was killed."""
-    if ended.exit_code is None:
-        registry.note(record, events.NOT_SUBMITTED, stage=stage, reason="stopped before it started")
+def submit(record: RunRecord, opened: scheduler.Scheduler, *, after: tuple[str, ...]) -> dict[str, JobSpec]:
+    """Submit the stages of a run that are not done, in a chain behind `after`, and return them by job id.
+
+    A refusal is noted with the scheduler's message, for that stage and all behind it.
+    """
+    submitted: dict[str, JobSpec] = {}
+    done = stages.done(record.jobs, record.config, registry.states_before(record))
+    for number, job in enumerate(record.jobs):
+        if job.stage in done:
+            registry.note(record, events.SUCCEEDED, stage=job.stage, reason=f"skipped: {done[job.stage]}")
+            report.skipped(record, job.stage, done[job.stage])
+            continue
+        try:
+            job_id = opened.submit(job, after=tuple(submitted)[-1:] or after)
+        except scheduler.NotSubmittedError as error:
+            for left in record.jobs[number:]:
+                registry.note(record, events.NOT_SUBMITTED, stage=left.stage, reason=str(error))
+            break
+        registry.note(record, events.SUBMITTED, stage=job.stage, job_id=job_id)
+        submitted[job_id] = job
+    return submitted
+
+
+def leave(opened: scheduler.Scheduler, jobs: Mapping[str, tuple[RunRecord, JobSpec]]) -> None:
+    """Stop following jobs: cancel them if the user at the terminal says so, else, and in scripts, let them go on."""
+    if not report.asks("jobs go on without this command; cancel them all?"):
+        report.detached(jobs, opened.look_up(jobs))
         return
+    opened.cancel(jobs)
+    for record, job in jobs.values():
+        told = {known.stage: known.state for known in registry.refresh(record.run_dir).stages}
+        if told[job.stage] not in events.ENDED:
+            registry.note(record, events.CANCELLED, stage=job.stage, reason="cancelled at the terminal by Ctrl-C")
+
+
+def settle(record: RunRecord, stage: str, ended: scheduler.Ended) -> None:
+    """Add the scheduler's word where the nodes left none, or where it alone knows why they were stopped."""
     told = {known.stage: known.state for known in registry.refresh(record.run_dir).stages}
-    if told[stage] not in events.ENDED:
+    state, reason = ended.state, ended.reason
+    if ended.exit_code is None:
+        state, reason = state or events.NOT_SUBMITTED, reason or "stopped before it started"
+    elif told[stage] in events.ENDED and state not in (events.TIMEOUT, events.CANCELLED, events.PREEMPTED):
+        return
+    elif state is None:
         state = events.FAILED if ended.exit_code else events.SUCCEEDED
         reason = f"the worker ended with exit code {ended.exit_code} and left no word"
+    if told[stage] != state:
         registry.note(record, state, stage=stage, exit_code=ended.exit_code, reason=reason)
 
 
@@ -165,11 +259,11 @@ def outcome(record: RunRecord) -> report.Outcome:
     """Return how a run stands: state, exit code for the shell, last metric."""
     state = registry.refresh(record.run_dir)
     exit_code = {events.PREEMPTED: EXIT_PREEMPTED}.get(state.state, EXIT_FAILED)
-    is_fine = state.state in (events.SUCCEEDED, events.SUBMITTED, events.QUEUED, events.RUNNING)
+    is_on_its_way = state.state in (events.SUBMITTED, events.QUEUED, events.RUNNING, events.REQUEUED)
     return report.Outcome.of(
         record,
         state=state.state,
-        exit_code=0 if is_fine else exit_code,
+        exit_code=0 if is_on_its_way or state.state == events.SUCCEEDED else exit_code,
         run_dir=record.run_dir,
         reason=state.reason,
         results=registry.results(record.run_dir),

@@ -112,6 +112,19 @@ def num_parameters(model: Model, padded_vocab: int) -> int:
     return stack + heads
 
 
+def train_flops_per_token(model: Model, seq_length: int, padded_vocab: int) -> int:
+    """Return the floating point operations that one token costs forward and backward, recomputation not counted.
+
+    Source: Chowdhery et al. 2022 (PaLM), appendix B: 6 N + 12 L H Q T. N are the parameters of matrix products: a tied
+    embedding is one, as the output layer; an untied one and learned positions are only looked up.
+    """
+    looked_up = 0 if model.share_embeddings_and_output_weights else padded_vocab * model.hidden_size
+    if model.architecture != "llama":
+        looked_up += model.max_position_embeddings * model.hidden_size
+    products = num_parameters(model, padded_vocab) - looked_up
+    return 6 * products + 12 * model.num_layers * model.hidden_size * seq_length
+
+
 def _activation_bytes(config: RunConfig, vocab: int) -> int:
     """Estimate what one micro-batch keeps for the backward pass on one device.
 

@@ -12,12 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from trainwright.code_state import CodeState
 from trainwright.config import RunConfig
 from trainwright.errors import UserError
+from trainwright.exp_manager import idle_keys
 from trainwright.places import corpus
 from trainwright.plan import GIB, Plan, model_parallel_size
 
 Severity = Literal["error", "warning"]
+_SECRET_LENGTH = 8  # characters; what is shorter stands in a config by chance
+_MAX_SNAPSHOT_GIB = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +31,15 @@ class Facts:
     built_backends: Collection[str]
     built_launchers: Collection[str]
     missing_files: Mapping[str, str] = field(default_factory=dict)  # path by key
-    missing_packages: tuple[str, ...] = ()
+    missing_packages: tuple[tuple[str, str], ...] = ()  # (package, the extra of ours that brings it)
     max_token_id: int | None = None  # largest token of data.data_prefix; None: not looked at
     free_bytes: int | None = None  # on the disk of exp_manager.exp_dir; None: not on this machine
+    scheduler_problems: tuple[tuple[str, str], ...] = ()  # (what is wrong, what to do), as the scheduler tells
     changed_keys: tuple[str, ...] = ()  # a resumed run: `key: old -> new`
+    code: CodeState | None = None  # None: the run starts in no git repository
+    unset_env: tuple[str, ...] = ()  # variables of launcher.env_from that this command does not have
+    exposed_env: tuple[tuple[str, str], ...] = ()  # (variable of launcher.env_from, key that shows its value)
+    holder: str | None = None  # a resumed run: the process that still works on it; None: none does
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,18 +119,45 @@ def _refuse_unknown_rules(allow: Collection[str]) -> None:
 # ---- what can be seen from here
 
 
-def look(config: RunConfig, *, built_backends: Collection[str], built_launchers: Collection[str]) -> Facts:
-    """Look at files, packages and disk where the run would be on this machine; elsewhere only what was built counts."""
-    built: dict[str, Any] = {"built_backends": built_backends, "built_launchers": built_launchers}
-    if config.launcher.kind != "local" or config.backend.kind != "native":
-        return Facts(**built)
+def look(
+    config: RunConfig,
+    *,
+    built_backends: Collection[str],
+    built_launchers: Collection[str],
+    scheduler_problems: tuple[tuple[str, str], ...] = (),
+    code: CodeState | None = None,
+) -> Facts:
+    """Look at files, packages and disk as the run would find them: on this machine, or in Slurm's shared directory."""
+    known: dict[str, Any] = {
+        "built_backends": built_backends,
+        "built_launchers": built_launchers,
+        "scheduler_problems": scheduler_problems,
+        "code": code,
+        "unset_env": tuple(name for name in config.launcher.env_from if name not in os.environ),
+        "exposed_env": _exposed_env(config),
+    }
+    if config.launcher.kind == "vertex" or config.backend.kind != "native":
+        return Facts(**known)
+    if config.launcher.kind == "slurm":
+        shared = config.site.slurm.shared_dir
+        missing = {key: path for key, path in _missing_files(config).items() if _is_below(path, shared)}
+        free_bytes = _free_bytes(config.exp_manager.exp_dir) if os.path.isdir(shared) else None
+        return Facts(**known, missing_files=missing, free_bytes=free_bytes)
     return Facts(
-        **built,
+        **known,
         missing_files=_missing_files(config),
-        missing_packages=_missing_packages(),
+        missing_packages=_missing_packages(config),
         max_token_id=_max_token_id(config),
-        free_bytes=shutil.disk_usage(_nearest_existing(Path(config.exp_manager.exp_dir))).free,
+        free_bytes=_free_bytes(config.exp_manager.exp_dir),
     )
+
+
+def _exposed_env(config: RunConfig) -> tuple[tuple[str, str], ...]:
+    """Find secrets that a value of the config spells out, so that the record would hold them."""
+    values = {name: os.environ.get(name, "") for name in config.launcher.env_from}
+    secrets = {name: value for name, value in values.items() if len(value) >= _SECRET_LENGTH}
+    leaves = list(_leaves(config.to_dict()))
+    return tuple((name, key) for name, secret in secrets.items() for key, text in leaves if secret in text)
 
 
 def _missing_files(config: RunConfig) -> dict[str, str]:
@@ -129,6 +165,7 @@ def _missing_files(config: RunConfig) -> dict[str, str]:
     wanted = {"data.train_path": data.train_path, "data.val_path": data.val_path}
     if data.text is not None and corpus(data.text) is None:
         wanted["data.text"] = data.text
+    wanted.update({f"exp_manager.files_to_copy[{i}]": path for i, path in enumerate(_files_to_copy(config))})
     for prefix in _prefixes(config):
         wanted["data.data_prefix"] = f"{prefix}.idx" if os.path.isfile(f"{prefix}.bin") else f"{prefix}.bin"
     return {key: path for key, path in wanted.items() if path and "<site." not in path and not os.path.isfile(path)}
@@ -138,17 +175,34 @@ def _prefixes(config: RunConfig) -> list[str]:
     return [part for part in config.data.data_prefix or () if isinstance(part, str)]
 
 
+def _files_to_copy(config: RunConfig) -> tuple[str, ...]:
+    return config.exp_manager.files_to_copy or ()
+
+
 def _max_token_id(config: RunConfig) -> int | None:
     prefixes = _prefixes(config)
-    if not prefixes or _missing_files(config) or _missing_packages():
+    if not prefixes or _missing_files(config) or _missing_packages(config):
         return None
     from trainwright.dataset.indexed import inspect_prefix
 
     return max(inspect_prefix(Path(prefix)).max_token_id for prefix in prefixes)
 
 
-def _missing_packages() -> tuple[str, ...]:
-    return tuple(name for name in ("torch", "lightning", "transformers") if importlib.util.find_spec(name) is None)
+def _missing_packages(config: RunConfig) -> tuple[tuple[str, str], ...]:
+    wanted = [("torch", "native"), ("lightning", "native"), ("transformers", "native")]
+    if config.exp_manager.create_wandb_logger:
+        wanted.append(("wandb", "wandb"))
+    if config.exp_manager.create_mlflow_logger:
+        wanted.append(("mlflow", "mlflow"))
+    return tuple((name, extra) for name, extra in wanted if importlib.util.find_spec(name) is None)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return Path(folder) in (Path(path), *Path(path).parents)
+
+
+def _free_bytes(folder: str) -> int:
+    return shutil.disk_usage(_nearest_existing(Path(folder))).free
 
 
 def _nearest_existing(path: Path) -> Path:
@@ -181,8 +235,9 @@ def _not_built(case: Case) -> Iterator[tuple[str, str]]:
             yield f"model={config.model.name}: {config.model.architecture} training is not built yet", instead
         elif config.data.kind != "gpt":
             yield f"data={config.data.name}: backend=native does not read data.kind={config.data.kind} yet", instead
-        if config.parallelism.strategy == "fsdp":
-            yield "parallelism.strategy=fsdp is not built yet", f"use ddp if the model fits, or {instead}"
+        if config.exp_manager.resume_from_checkpoint is not None:
+            path = config.exp_manager.resume_from_checkpoint
+            yield f"exp_manager.resume_from_checkpoint={path}: native begins no run with another's checkpoint", instead
         if model_parallel_size(config) > 1:
             sizes = config.parallelism.model_dump(
                 include={"tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"}
@@ -287,27 +342,27 @@ def _missing_file(case: Case) -> Iterator[tuple[str, str]]:
 
 
 def _missing_package(case: Case) -> Iterator[tuple[str, str]]:
-    if case.facts.missing_packages:
-        yield (
-            f"backend=native needs {', '.join(case.facts.missing_packages)}, not installed here",
-            "pip install 'trainwright[native]'",
-        )
+    missing = case.facts.missing_packages
+    for extra in dict.fromkeys(extra for _, extra in missing):
+        packages = ", ".join(package for package, its_extra in missing if its_extra == extra)
+        yield f"this run needs {packages}, not installed here", f"pip install 'trainwright[{extra}]'"
 
 
 def _site_unset(case: Case) -> Iterator[tuple[str, str]]:
     tree = case.config.to_dict()
     tree.pop("site")
-    unset = sorted({part.split(">")[0] for value in _texts(tree) for part in value.split("<site.")[1:]})
+    unset = sorted({part.split(">")[0] for _, value in _leaves(tree) for part in value.split("<site.")[1:]})
     for key in unset:
         yield f"site.{key} is unset, but this run needs it", f"set it in conf/local/default.yaml or give site.{key}=..."
 
 
-def _texts(tree: Any) -> Iterator[str]:
+def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (key, text) for each text of a config."""
     if isinstance(tree, str):
-        yield tree
+        yield path, tree
     elif isinstance(tree, (dict, list)):
-        for value in tree.values() if isinstance(tree, dict) else tree:
-            yield from _texts(value)
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from _leaves(value, f"{path}.{key}" if path else str(key))
 
 
 def _disk_space(case: Case) -> Iterator[tuple[str, str]]:
@@ -320,12 +375,75 @@ def _disk_space(case: Case) -> Iterator[tuple[str, str]]:
         )
 
 
+def _scheduler(case: Case) -> Iterator[tuple[str, str]]:
+    yield from case.facts.scheduler_problems
+
+
+def _shared_dir(case: Case) -> Iterator[tuple[str, str]]:
+    config, shared = case.config, case.config.site.slurm.shared_dir
+    exp_dir = config.exp_manager.exp_dir
+    if config.launcher.kind == "slurm" and "<site." not in exp_dir + shared and not _is_below(exp_dir, shared):
+        yield (
+            f"exp_manager.exp_dir={exp_dir} is not below site.slurm.shared_dir={shared}, so nodes may not see it",
+            f"use exp_manager.exp_dir={shared}/experiments or correct site.slurm.shared_dir",
+        )
+
+
+def _on_failure(case: Case) -> Iterator[tuple[str, str]]:
+    config = case.config
+    if config.on_failure == "stop" and config.launcher.kind == "slurm" and config.launcher.max_parallel is None:
+        yield (
+            "on_failure=stop holds nothing back where launcher=slurm takes all runs of a sweep at once",
+            "set launcher.max_parallel: a run then waits for the success of the one before it in its lane",
+        )
+
+
 def _resume_changed(case: Case) -> Iterator[tuple[str, str]]:
     if case.facts.changed_keys:
         yield (
             f"run_id={case.config.run_id} was started with another config: {'; '.join(case.facts.changed_keys)}",
             "give the old values, start a new run without run_id, or allow=[resume-config]",
         )
+
+
+def _idle_keys(case: Case) -> Iterator[tuple[str, str]]:
+    idle = idle_keys(case.config)
+    if idle:
+        yield (
+            f"without effect on backend={case.config.backend.kind}: {', '.join(idle)}",
+            "leave them, or allow=[idle-keys]",
+        )
+
+
+def _still_running(case: Case) -> Iterator[tuple[str, str]]:
+    if case.facts.holder is not None:
+        yield (
+            f"run_id={case.config.run_id} is still worked on by {case.facts.holder}, and two at once would spoil it",
+            "wait for its end or stop it; allow=[still-running] if it is on another host and you know that it is dead",
+        )
+
+
+def _code(case: Case) -> Iterator[tuple[str, str]]:
+    mode, code = case.config.code, case.facts.code
+    if mode == "record":
+        return
+    if code is None:
+        yield f"code={mode}, but the run is not started in a git repository", "start it in one or use code=record"
+    elif mode == "require_clean" and code.is_dirty:
+        files = [*(f"changed {name}" for name in code.changed), *(f"new {name}" for name in code.untracked)]
+        yield f"code=require_clean, but {code.top} has {', '.join(files)}", "commit them or use code=snapshot"
+    elif mode == "snapshot" and code.num_bytes > _MAX_SNAPSHOT_GIB * GIB:
+        yield (
+            f"code=snapshot would copy {code.num_bytes / GIB:.1f} GiB, {_MAX_SNAPSHOT_GIB} are allowed",
+            f"let .gitignore name what is not code below {code.top}",
+        )
+
+
+def _env_from(case: Case) -> Iterator[tuple[str, str]]:
+    for name in case.facts.unset_env:
+        yield f"launcher.env_from names {name}, which is not set here", f"export {name} or leave it out"
+    for name, key in case.facts.exposed_env:
+        yield f"{key} spells out the value of {name}, so records would show it", "let launcher.env_from alone bring it"
 
 
 RULES = (
@@ -397,8 +515,8 @@ RULES = (
         id="missing-package",
         severity="error",
         dry_run_severity="warning",
-        condition="backend=native on this machine lacks a package",
-        source="pyproject.toml, extra `native`",
+        condition="backend=native, or a logger of exp_manager, lacks a package on this machine",
+        source="pyproject.toml, extras `native`, `wandb`, `mlflow`",
         find=_missing_package,
     ),
     Rule(
@@ -416,6 +534,59 @@ RULES = (
         condition="the disk of exp_manager.exp_dir cannot hold one checkpoint",
         source="12 bytes a parameter: fp32 weights and Adam's two moments",
         find=_disk_space,
+    ),
+    Rule(
+        id="scheduler",
+        severity="error",
+        dry_run_severity="warning",
+        condition="the scheduler is not here, does not answer, lacks the partition, or still has the run",
+        source="the scheduler, asked at submit time",
+        find=_scheduler,
+    ),
+    Rule(
+        id="shared-dir",
+        severity="error",
+        dry_run_severity="warning",
+        condition="the runs of launcher=slurm lie where its nodes may not see them",
+        source="conf/site.yaml, site.slurm.shared_dir",
+        find=_shared_dir,
+    ),
+    Rule(
+        id="on-failure",
+        severity="error",
+        condition="on_failure=stop without the lanes that it needs on Slurm",
+        source="sbatch --dependency=afterok,singleton",
+        find=_on_failure,
+    ),
+    Rule(
+        id="idle-keys",
+        severity="warning",
+        condition="keys of NeMo's exp_manager are set that do nothing on this backend",
+        source="conf/exp_manager/default.yaml",
+        find=_idle_keys,
+    ),
+    Rule(
+        id="code",
+        severity="error",
+        condition="the repository is not what `code` asks for: none, with changes, or too large to copy",
+        source="git, asked in the directory where the command is given",
+        find=_code,
+    ),
+    Rule(
+        id="env-from",
+        severity="error",
+        dry_run_severity="warning",
+        condition="a variable of launcher.env_from is not set, or its value stands in the config",
+        source="the environment of the command",
+        find=_env_from,
+    ),
+    Rule(
+        id="still-running",
+        severity="error",
+        dry_run_severity="warning",
+        condition="run_id names a run of launcher=local that a process still works on, or may on another host",
+        source="the process ids and start times that the run's record and events hold",
+        find=_still_running,
     ),
     Rule(
         id="resume-config",

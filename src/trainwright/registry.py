@@ -5,9 +5,8 @@ import json
 import platform
 import secrets
 import shutil
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -15,10 +14,13 @@ from typing import Any
 
 import yaml
 
+from trainwright import code_state
+from trainwright.code_state import CodeState
 from trainwright.config import RunConfig
 from trainwright.errors import UserError
+from trainwright.exp_manager import run_dir, run_name
 from trainwright.job import JobSpec
-from trainwright.node import events
+from trainwright.node import events, processes
 from trainwright.node.run_paths import RunPaths, SweepPaths
 from trainwright.node.run_state import RunState, fold
 from trainwright.plan import Plan
@@ -29,11 +31,12 @@ SCHEMA_VERSION = 1
 
 # A resumed run may be longer, run elsewhere and log otherwise; whatever else differs makes it another run.
 _FREE_TO_CHANGE = (
-    "run_id", "allow", "dry_run", "on_failure", "max_jobs", "site", "launcher", "hardware", "exp_manager",
-    "data.cache_dir", "data.index_mapping_dir", "data.num_workers", "trainer.max_steps", "trainer.val_check_interval",
-    "trainer.limit_val_batches", "trainer.log_every_n_steps", "trainer.num_threads", "trainer.enable_progress_bar",
-    "model.trains_on",
+    "run_id", "allow", "code", "dry_run", "on_failure", "max_jobs", "stages", "stages_from", "site", "launcher",
+    "hardware", "exp_manager", "data.cache_dir", "data.index_mapping_dir", "data.num_workers", "trainer.max_steps",
+    "trainer.val_check_interval", "trainer.limit_val_batches", "trainer.log_every_n_steps", "trainer.num_threads",
+    "trainer.enable_progress_bar", "parallelism.strategy", "model.trains_on",
 )  # fmt: skip
+_NOT_EVEN_SO = ("exp_manager.ema",)  # what a validation measures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +50,12 @@ class RunRecord:
     findings: tuple[Finding, ...]
     jobs: tuple[JobSpec, ...]  # in the order of the stages
     overrides: tuple[str, ...]  # as the user gave them
+    directory: Path = field(default_factory=Path.cwd)  # where the command was given: relative paths start there
+    code: CodeState | None = None  # None: the directory is in no repository
 
     @property
     def run_dir(self) -> Path:
         return run_dir(self.config, self.run_id)
-
-
-def run_dir(config: RunConfig, run_id: str) -> Path:
-    """Return where a run lives: exp_dir/name/run_id."""
-    return Path(config.exp_manager.exp_dir) / config.name / run_id
 
 
 def new_id(name: str, is_taken: Callable[[str], bool] = lambda made: False) -> str:
@@ -75,7 +75,8 @@ def last_attempt(run: Path) -> int:
 
 def read_record(run: Path, attempt: int) -> dict[str, Any]:
     """Return the record of an attempt as a plain tree."""
-    tree: dict[str, Any] = yaml.safe_load(RunPaths(run).record(attempt).read_text(encoding="utf-8"))
+    text = RunPaths(run).record(attempt).read_text(encoding="utf-8")
+    tree: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return tree
 
 
@@ -84,13 +85,18 @@ def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "
     changes: list[str] = []
     for key in sorted({*old, *new}):
         path, before, after = prefix + key, old.get(key), new.get(key)
-        if path in _FREE_TO_CHANGE or before == after:
+        if before == after:
             continue
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             changes += changed_keys(before, after, f"{path}.")
-        else:
+        elif not _is_free_to_change(path):
             changes.append(f"{path}: {json.dumps(before)} -> {json.dumps(after)}")
     return tuple(changes)
+
+
+def _is_free_to_change(path: str) -> bool:
+    is_free = any(path == free or path.startswith(f"{free}.") for free in _FREE_TO_CHANGE)
+    return is_free and not path.startswith(_NOT_EVEN_SO)
 
 
 def create(record: RunRecord, *, at: Path | None = None) -> list[Path]:
@@ -126,9 +132,11 @@ def _write(record: RunRecord, paths: RunPaths) -> list[Path]:
         texts.update({paths.own / name: text for name, text in job.files.items()})
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "x", encoding="utf-8") as file:
-            file.write(text)
+        events.publish(path, text)
     build_worker(paths.worker)
+    code_files = code_state.write(record.code, paths, record.attempt) if record.code is not None else []
+    if record.code is not None and record.config.code == "snapshot":
+        code_state.write_snapshot(record.code, paths, record.attempt)
     event = events.append(
         paths,
         events.PLANNED,
@@ -137,8 +145,12 @@ def _write(record: RunRecord, paths: RunPaths) -> list[Path]:
         attempt=record.attempt,
         stages=[job.stage for job in record.jobs],
         num_nodes=record.config.hardware.num_nodes,
+        # What lists of runs show, here too: to parse the record of each would take seconds.
+        launcher=record.config.launcher.kind,
+        max_steps=record.config.trainer.max_steps,
+        overrides=list(record.overrides),
     )
-    return [*texts, paths.worker, event]
+    return [*texts, paths.worker, *code_files, event]
 
 
 def _as_tree(record: RunRecord) -> dict[str, Any]:
@@ -147,31 +159,23 @@ def _as_tree(record: RunRecord) -> dict[str, Any]:
         "run_id": record.run_id,
         "attempt": record.attempt,
         "created": events.timestamp(),
+        "process": processes.identity(),
+        "directory": str(record.directory),
         "overrides": list(record.overrides),
         "allowed": list(record.config.allow),
         "findings": [dataclasses.asdict(finding) for finding in record.findings],
         "plan": dataclasses.asdict(record.plan),
         "stages": [job.stage for job in record.jobs],
         "versions": {"python": platform.python_version(), "trainwright": version("trainwright")},
-        "git": _git_state(),
+        "git": code_state.as_tree(record.code),
         "config": record.config.to_dict(),
     }
-
-
-def _git_state() -> dict[str, Any] | None:
-    """Return commit and dirtiness of the working directory's repository; None outside of one."""
-    try:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-        changes = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return {"commit": commit.stdout.strip(), "is_dirty": bool(changes.stdout.strip())}
 
 
 def create_sweep(records: Sequence[RunRecord]) -> Path:
     """List the runs of a sweep before the first is submitted, so that a crash shows what never started."""
     first = records[0].config
-    paths = SweepPaths(first.exp_manager.exp_dir, first.name, new_id(first.name))
+    paths = SweepPaths(first.exp_manager.exp_dir, run_name(first), new_id(first.name))
     listing = [
         {"number": number, "run_id": record.run_id, "run_dir": str(record.run_dir), "overrides": list(record.overrides)}
         for number, record in enumerate(records)
@@ -186,6 +190,24 @@ def create_sweep(records: Sequence[RunRecord]) -> Path:
     return paths.sweep_dir
 
 
+def holder(run: Path, attempt: int) -> str | None:
+    """Return the process that still works on an attempt of launcher=local, None if none does.
+
+    The worker of a node counts as long as it lives, the process that submits only until the attempt has ended: it may
+    go on with other runs. Of other launchers, their scheduler knows.
+    """
+    record = read_record(run, attempt)
+    if record["config"]["launcher"]["kind"] != "local":
+        return None
+    history = [event for event in events.read_events(RunPaths(run)).events if event.attempt == attempt]
+    started = [event for event in history if event.state == events.RUNNING and event.node is not None]
+    ended = {event.node for event in history if event.state in events.ENDED}
+    holders = [] if fold(history).state in events.ENDED else [record["process"]]
+    holders += [event.extra["process"] for event in started if event.node not in ended]
+    living = [process for process in holders if processes.may_live(process)]
+    return f"process {living[0]['pid']} on {living[0]['host']}" if living else None
+
+
 def note(record: RunRecord, state: str, *, stage: str | None = None, **extra: Any) -> None:
     """Record what the submitting side did or saw."""
     events.append(RunPaths(record.run_dir), state, who=events.SUBMIT, stage=stage, attempt=record.attempt, **extra)
@@ -194,6 +216,13 @@ def note(record: RunRecord, state: str, *, stage: str | None = None, **extra: An
 def refresh(run: Path) -> RunState:
     """Return the state of a run: a fold over its events."""
     return fold(events.read_events(RunPaths(run)).events)
+
+
+def states_before(record: RunRecord) -> dict[str | None, str]:
+    """Return the state that each stage had before this attempt."""
+    history = events.read_events(RunPaths(record.run_dir)).events
+    earlier = fold(event for event in history if event.attempt < record.attempt)
+    return {stage.stage: stage.state for stage in earlier.stages}
 
 
 def results(run: Path) -> dict[str, Any] | None:

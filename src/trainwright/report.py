@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.job import JobSpec
+from trainwright.node import events
 from trainwright.node.run_paths import RunPaths
 from trainwright.registry import RunRecord
+from trainwright.scheduler import JobState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +59,49 @@ def warn(line: str) -> None:
     print(line if line.startswith("warning") else f"warning: {line}", file=sys.stderr, flush=True)
 
 
+def sweep(folder: Path) -> None:
+    """Name a sweep, and the commands that follow all of it."""
+    say(f"sweep        {folder}")
+    for does, command in (("results", "results"), ("cancel", "cancel"), ("again", "retry")):
+        say(f"{does:<12} trainwright {command} {shlex.quote(str(folder))}")
+
+
 def started(record: RunRecord, job: JobSpec, records: Sequence[RunRecord]) -> None:
     place = f" {records.index(record) + 1}/{len(records)}" if len(records) > 1 else ""
     stage = f" {job.stage}" if len(record.jobs) > 1 else ""
     say(f"run{place}  {record.run_id}{stage}  {' '.join(record.overrides)}".rstrip())
+
+
+def detached(jobs: Mapping[str, tuple[RunRecord, JobSpec]], known: Mapping[str, JobState]) -> None:
+    """Name the jobs that run on without this command, and what those wait for that wait."""
+    for job_id, (record, job) in jobs.items():
+        say(f"job {job_id}  {record.run_id} {job.stage}  {' '.join(record.overrides)}".rstrip())
+        if job_id in known and known[job_id].reason is not None:
+            waits(job_id, str(known[job_id].reason))
+
+
+def asks(question: str) -> bool:
+    """Return whether the user says yes, as Ctrl-C at the question does too. Without a terminal nobody does."""
+    if not sys.stdin.isatty():
+        return False
+    print(f"\n{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    try:
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+    except KeyboardInterrupt:
+        return True
+
+
+def waits(job_id: str, reason: str) -> None:
+    say(f"job {job_id} waits  {reason}")
+
+
+def progress(job_id: str, step: int, max_steps: int | None, train_loss: float | None) -> None:
+    loss = "" if train_loss is None else f"  train_loss {train_loss:.4f}"
+    say(f"job {job_id}  step {step}/{max_steps}{loss}")
+
+
+def skipped(record: RunRecord, stage: str, reason: str) -> None:
+    say(f"skipped  {record.run_id} {stage}: {reason}")
 
 
 def ended(outcome: Outcome) -> None:
@@ -98,8 +139,15 @@ def _one_run(outcome: Outcome) -> Iterator[str]:
         yield f"checkpoint   {outcome.run_dir / saved['path']}"
     if results:
         yield f"results      {paths.results}"
-    logs = paths.rank_log("train", outcome.attempt, 0)
-    yield f"logs         less {shlex.quote(str(logs))}"
+    run = shlex.quote(str(outcome.run_dir))
+    if outcome.state in events.ENDED:
+        yield f"logs         trainwright logs {run}"
+    else:
+        yield f"follow       trainwright logs --follow {run}"
+        yield f"status       trainwright status {run}"
+        yield f"cancel       trainwright cancel {run}"
+    if outcome.state in events.ENDED and outcome.state != events.SUCCEEDED:
+        yield f"again        trainwright retry {run}"
     yield f"tensorboard  tensorboard --logdir {shlex.quote(str(outcome.run_dir))}"
 
 

@@ -1,7 +1,7 @@
 """Saving and loading a checkpoint against copying the same bytes: `python benchmarks/checkpoint.py [--directory D]`.
 
-Under `torchrun --standalone --nproc-per-node 2` the state is sharded over the ranks (parallelism.strategy=fsdp). Each
-row is the fastest of some rounds, in which all kinds take turns; the last column is what counts, being taken in one run.
+Under `torchrun --standalone --nproc-per-node 2` the state is sharded over the ranks (parallelism.strategy=fsdp).
+Each row is the fastest of some rounds, in which all kinds take turns; the last column is what counts, from one run.
 "load" reads what was just written, from memory that is.
 
 MEASURED

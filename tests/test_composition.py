@@ -15,7 +15,8 @@ from trainwright.config import RunConfig
 from trainwright.errors import UserError
 from trainwright.places import CONF, EXPERIMENTS
 from trainwright.plan import make_plan
-from trainwright.preflight import Facts, check
+from trainwright.preflight import check
+from trainwright.rules import Facts
 
 Train = Callable[..., Result]
 TRAIN_PY = Path(__file__).parents[1] / "train.py"

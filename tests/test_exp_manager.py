@@ -15,8 +15,9 @@ from trainwright.exp_manager import fixed_run_id, idle_keys, nemo_block, run_dir
 from trainwright.node.run_paths import RunPaths
 from trainwright.places import CONF
 from trainwright.plan import make_plan
-from trainwright.preflight import Facts, check
+from trainwright.preflight import check
 from trainwright.registry import changed_keys
+from trainwright.rules import Facts
 
 GOLDEN = Path(__file__).parent / "golden" / "nemo"
 Parsed = Callable[..., RunConfig]

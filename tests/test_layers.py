@@ -16,6 +16,7 @@ LAYERS = (
     ("errors", "places", "node"),
     ("config_problems", "config_types", "config_exp_manager", "config", "job", "dataset", "worker_zip", "code_state"),
     ("plan", "scheduler", "stages", "exp_manager", "checkpoint"),
+    ("rules",),
     ("preflight", "backends", "registry"),
     ("report",),
     ("dispatch",),

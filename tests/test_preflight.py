@@ -11,7 +11,8 @@ from trainwright.config import RunConfig
 from trainwright.dataset.indexed import IndexedWriter
 from trainwright.errors import UserError
 from trainwright.plan import make_plan
-from trainwright.preflight import RULES, Facts, Finding, check, look
+from trainwright.preflight import Finding, check, look
+from trainwright.rules import RULES, Facts
 
 Parsed = Callable[..., RunConfig]
 BUILT = {"built_backends": ("native",), "built_launchers": ("local",)}

@@ -37,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _rules(options: argparse.Namespace) -> None:
-    from trainwright.preflight import RULES
+    from trainwright.rules import RULES
 
     rows = [
         {"id": rule.id, "severity": rule.severity, "condition": rule.condition, "source": rule.source} for rule in RULES

@@ -26,6 +26,7 @@ _IDLE: Mapping[str, object] = {
     "mlflow_logger_kwargs.log_model": False,
     "checkpoint_callback_params.filepath": None,
     "checkpoint_callback_params.dirpath": None,
+    "checkpoint_callback_params.save_last": True,
     "checkpoint_callback_params.verbose": True,
     "checkpoint_callback_params.save_weights_only": False,
     "checkpoint_callback_params.auto_insert_metric_name": True,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from trainwright.checkpoint.bits import Bits
+from trainwright.checkpoint.crc32 import combine
 from trainwright.checkpoint.tensor_file import TensorFile
 
 ReportBytes = Callable[[int, int], None]  # bytes written so far, bytes of all; called by one thread at a time
@@ -27,6 +28,16 @@ class Source:
     name: str
     values: Callable[[], Bits]
     read_ahead: Callable[[], None] = lambda: None
+    is_in_spans: bool = False  # its checksum is that of the blocks that are written
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """Bytes of a source that are written just as they are."""
+
+    source: str
+    start: int
+    num_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +48,7 @@ class Target:
     index: int  # in the file
     num_bytes: int
     blocks: Callable[[], Sequence[Bits]]  # its values in pieces that follow each other
+    spans: Sequence[Span | None] = ()  # what each block is of the source; None: not just as it is
 
 
 @dataclass(kw_only=True)
@@ -73,34 +85,33 @@ def default_workers() -> int:
 def stream(groups: Sequence[Group], *, workers: int, report: ReportBytes | None) -> dict[str, int]:
     """Write all targets, group by group, and return the CRC-32 of all sources by name.
 
-    While a group is written the next ones are read from the disk, by the thread that checks their sums.
+    While a group is written one thread has the next ones read from the disk, and sums up those of their tensors that
+    are not written just as they are.
     """
     progress = _Progress(sum(target.num_bytes for group in groups for target in group.targets), report)
     crc32s: dict[str, int] = {}
+    spans: dict[Span, int] = {}
     files = {id(target.file): target.file for group in groups for target in group.targets}
     writers, reader = ThreadPoolExecutor(workers), ThreadPoolExecutor(1)
     try:
-        upcoming = deque(reader.submit(_checksums, group.sources) for group in groups[:_GROUPS_AHEAD])
+        upcoming = deque(reader.submit(_read_ahead, group) for group in groups[:_GROUPS_AHEAD])
         for position, group in enumerate(groups):
             crc32s |= upcoming.popleft().result()
             for following in groups[position + _GROUPS_AHEAD : position + _GROUPS_AHEAD + 1]:
-                upcoming.append(reader.submit(_checksums, following.sources))
+                upcoming.append(reader.submit(_read_ahead, following))
             for written in [writers.submit(_write, target, progress) for target in group.targets]:
-                written.result()
+                spans |= written.result()
     finally:
         for pool in (writers, reader):
             pool.shutdown(cancel_futures=True)
         for file in files.values():
             file.close()
-    return crc32s
+    return crc32s | _joined(spans)
 
 
 def source_crc32s(groups: Sequence[Group]) -> dict[str, int]:
     """Return the CRC-32 of all sources by name."""
-    crc32s: dict[str, int] = {}
-    for group in groups:
-        crc32s |= _checksums(group.sources)
-    return crc32s
+    return {source.name: _crc32(source) for group in groups for source in group.sources}
 
 
 def file_crc32s(directory: Path, groups: Sequence[Group]) -> dict[str, int]:
@@ -117,21 +128,32 @@ def in_groups(sources: Mapping[int, Sequence[Source]], targets: Mapping[int, Seq
     return [Group(sources=list(sources.get(n, ())), targets=list(targets.get(n, ()))) for n in numbers]
 
 
-def _checksums(sources: Sequence[Source]) -> dict[str, int]:
-    for source in sources:
+def _read_ahead(group: Group) -> dict[str, int]:
+    for source in group.sources:
         source.read_ahead()
-    # Not a cryptographic hash: like a commit's, these are to find other or broken data, and SHA-256 took a third of all
-    # processor time (2026-11-30).
-    return {source.name: zlib.crc32(_bytes(source.values())) for source in sources}
+    return {source.name: _crc32(source) for source in group.sources if not source.is_in_spans}
 
 
-def _bytes(values: Bits) -> memoryview:
-    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+def _crc32(source: Source) -> int:
+    """Return a source's checksum: to find other or broken data, like a commit's, for which SHA-256 is too slow."""
+    return zlib.crc32(np.ascontiguousarray(source.values()).reshape(-1).view(np.uint8).data)
 
 
-def _write(target: Target, progress: "_Progress") -> None:
-    target.file.write(target.index, target.blocks())
+def _write(target: Target, progress: "_Progress") -> dict[Span, int]:
+    crc32s = target.file.write(target.index, target.blocks())
     progress.add(target.num_bytes)
+    return {span: crc32 for span, crc32 in zip(target.spans, crc32s, strict=False) if span is not None}
+
+
+def _joined(spans: Mapping[Span, int]) -> dict[str, int]:
+    """Return the checksums of the sources made up of `spans`: what is summed up while written need not be again."""
+    crc32s: dict[str, int] = {}
+    ends: dict[str, int] = {}
+    for span in sorted(spans, key=lambda span: span.start):
+        assert ends.get(span.source, 0) == span.start, f"{span} leaves a gap"
+        ends[span.source] = span.start + span.num_bytes
+        crc32s[span.source] = combine(crc32s.get(span.source, 0), spans[span], span.num_bytes)
+    return crc32s
 
 
 class _Progress:

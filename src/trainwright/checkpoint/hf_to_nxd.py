@@ -10,7 +10,7 @@ from typing import Literal
 from trainwright.checkpoint import convert
 from trainwright.checkpoint.bits import Bits, Dtype, DtypeChoice, TensorSpec, cast, chosen
 from trainwright.checkpoint.containers import TorchArchive, file_bytes
-from trainwright.checkpoint.convert import Report, ReportBytes, Source, Target
+from trainwright.checkpoint.convert import Report, ReportBytes, Source, Span, Target
 from trainwright.checkpoint.hf_model import HfModel
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.naming import name_problems
@@ -21,6 +21,7 @@ from trainwright.checkpoint.shards import (
     Degrees,
     Hardware,
     ShardTensor,
+    Slice,
     degree_problems,
     joined_shape,
     stage_tensors,
@@ -132,32 +133,48 @@ class _Work:
                 write_references(path, specs)
 
     def groups(self) -> list[convert.Group]:
-        targets: dict[int, list[Target]] = defaultdict(list)
-        first_use: dict[str, int] = {}
+        targets: dict[int, list[tuple[int, Target]]] = defaultdict(list)
+        pieces: dict[str, list[tuple[int, Slice]]] = defaultdict(list)
         for path, tensors in self._shards.items():
             files = [TensorFile(file_path, archive) for file_path, archive in self._files[path]]
             for index, tensor in enumerate(tensors):
                 file, position = (files[0], index) if self._layout == "inline" else (files[index], 0)
-                targets[tensor.group].append(
-                    Target(
-                        file=file,
-                        index=position,
-                        num_bytes=self._specs[path][tensor.name].num_bytes,
-                        blocks=partial(self._blocks, tensor),
-                    )
+                target = Target(
+                    file=file,
+                    index=position,
+                    num_bytes=self._specs[path][tensor.name].num_bytes,
+                    blocks=partial(self._blocks, tensor),
+                    spans=[self._span(piece) for piece in tensor.slices],
                 )
+                targets[tensor.group].append((index, target))
                 for piece in tensor.slices:
-                    first_use[piece.tensor] = min(tensor.group, first_use.get(piece.tensor, tensor.group))
+                    pieces[piece.tensor].append((tensor.group, piece))
         sources: dict[int, list[Source]] = defaultdict(list)
-        for name, group in first_use.items():
-            sources[group].append(
-                Source(
-                    name=name,
-                    values=partial(self._model.values, name),
-                    read_ahead=partial(self._model.read_ahead, name),
-                )
+        for name, uses in pieces.items():
+            source = Source(
+                name=name,
+                values=partial(self._model.values, name),
+                read_ahead=partial(self._model.read_ahead, name),
+                is_in_spans=all(self._span(piece) for _, piece in uses),
             )
-        return convert.in_groups(sources, targets)
+            sources[min(group for group, _ in uses)].append(source)
+        # One tensor after the other rather than one shard: read in order, and writers are in files of their own.
+        by_tensor = {
+            group: [target for _, target in sorted(held, key=lambda item: item[0])] for group, held in targets.items()
+        }
+        return convert.in_groups(sources, by_tensor)
+
+    def _span(self, piece: Slice) -> Span | None:
+        """Return the bytes of the source that `piece` is, None where it is cut across rows or cast."""
+        spec = self._model.specs[piece.tensor]
+        if piece.dimension not in (None, 0) or self._chosen(piece.tensor) != spec.dtype:
+            return None
+        if piece.dimension is None:
+            return Span(source=piece.tensor, start=0, num_bytes=spec.num_bytes)
+        row_bytes = spec.num_bytes // spec.shape[0]
+        return Span(
+            source=piece.tensor, start=piece.start * row_bytes, num_bytes=(piece.stop - piece.start) * row_bytes
+        )
 
     def _blocks(self, tensor: ShardTensor) -> list[Bits]:
         specs = self._model.specs

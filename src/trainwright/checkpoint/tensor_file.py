@@ -24,14 +24,15 @@ class TensorFile:
         self._lock = threading.Lock()
         self._descriptor: int | None = None
 
-    def write(self, index: int, blocks: Sequence[Bits]) -> None:
-        """Write tensor `index`, given as blocks that follow each other."""
+    def write(self, index: int, blocks: Sequence[Bits]) -> list[int]:
+        """Write tensor `index`, given as blocks that follow each other, and return the checksum of each block."""
         pieces = [np.ascontiguousarray(block).reshape(-1).view(np.uint8).data for block in blocks]
         num_bytes, expected = sum(piece.nbytes for piece in pieces), self._container.specs[index].num_bytes
         assert num_bytes == expected, f"{self.path} tensor {index}: {num_bytes} bytes, not {expected}"
+        piece_crc32s = [zlib.crc32(piece) for piece in pieces]
         crc32 = 0
-        for piece in pieces:
-            crc32 = zlib.crc32(piece, crc32)
+        for piece, piece_crc32 in zip(pieces, piece_crc32s, strict=True):
+            crc32 = combine(crc32, piece_crc32, piece.nbytes)
         descriptor = self._open()
         position = self._container.starts[index]
         for piece in (memoryview(self._container.before(index, crc32)), *pieces):
@@ -41,6 +42,7 @@ class TensorFile:
             is_whole = len(self._crc32s) == len(self._container.specs)
         if is_whole:
             self._finish(descriptor)
+        return piece_crc32s
 
     def close(self) -> None:
         """Let go of a file that will not be finished."""

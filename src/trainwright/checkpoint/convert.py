@@ -18,7 +18,7 @@ from trainwright.checkpoint.tensor_file import TensorFile
 
 ReportBytes = Callable[[int, int], None]  # bytes written so far, bytes of all; called by one thread at a time
 _MAX_WORKERS = 4  # each holds a slice or a tensor of its own, and a disk takes no more
-_GROUPS_AHEAD = 2  # read into the system's cache before they are written
+_GROUPS_AHEAD = 2  # prepared while one is written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,7 @@ class Source:
 
     name: str
     values: Callable[[], Bits]
-    read_ahead: Callable[[], None] = lambda: None
-    is_in_spans: bool = False  # its checksum is that of the blocks that are written
+    prepare: Callable[[], int | None]  # called ahead of its group; its CRC-32, or None where spans make that up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +84,7 @@ def default_workers() -> int:
 def stream(groups: Sequence[Group], *, workers: int, report: ReportBytes | None) -> dict[str, int]:
     """Write all targets, group by group, and return the CRC-32 of all sources by name.
 
-    While a group is written one thread has the next ones read from the disk, and sums up those of their tensors that
-    are not written just as they are.
+    While a group is written one thread prepares the next ones.
     """
     progress = _Progress(sum(target.num_bytes for group in groups for target in group.targets), report)
     crc32s: dict[str, int] = {}
@@ -94,11 +92,11 @@ def stream(groups: Sequence[Group], *, workers: int, report: ReportBytes | None)
     files = {id(target.file): target.file for group in groups for target in group.targets}
     writers, reader = ThreadPoolExecutor(workers), ThreadPoolExecutor(1)
     try:
-        upcoming = deque(reader.submit(_read_ahead, group) for group in groups[:_GROUPS_AHEAD])
+        upcoming = deque(reader.submit(_prepare, group) for group in groups[:_GROUPS_AHEAD])
         for position, group in enumerate(groups):
             crc32s |= upcoming.popleft().result()
             for following in groups[position + _GROUPS_AHEAD : position + _GROUPS_AHEAD + 1]:
-                upcoming.append(reader.submit(_read_ahead, following))
+                upcoming.append(reader.submit(_prepare, following))
             for written in [writers.submit(_write, target, progress) for target in group.targets]:
                 spans |= written.result()
     finally:
@@ -111,7 +109,12 @@ def stream(groups: Sequence[Group], *, workers: int, report: ReportBytes | None)
 
 def source_crc32s(groups: Sequence[Group]) -> dict[str, int]:
     """Return the CRC-32 of all sources by name."""
-    return {source.name: _crc32(source) for group in groups for source in group.sources}
+    return {source.name: crc32_of(source.values()) for group in groups for source in group.sources}
+
+
+def crc32_of(values: Bits, start: int = 0) -> int:
+    """Return the checksum of a tensor: to find other or broken data, as a commit's, for which SHA-256 is too slow."""
+    return zlib.crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data, start)
 
 
 def file_crc32s(directory: Path, groups: Sequence[Group]) -> dict[str, int]:
@@ -128,15 +131,9 @@ def in_groups(sources: Mapping[int, Sequence[Source]], targets: Mapping[int, Seq
     return [Group(sources=list(sources.get(n, ())), targets=list(targets.get(n, ()))) for n in numbers]
 
 
-def _read_ahead(group: Group) -> dict[str, int]:
-    for source in group.sources:
-        source.read_ahead()
-    return {source.name: _crc32(source) for source in group.sources if not source.is_in_spans}
-
-
-def _crc32(source: Source) -> int:
-    """Return a source's checksum: to find other or broken data, like a commit's, for which SHA-256 is too slow."""
-    return zlib.crc32(np.ascontiguousarray(source.values()).reshape(-1).view(np.uint8).data)
+def _prepare(group: Group) -> dict[str, int]:
+    crc32s = {source.name: source.prepare() for source in group.sources}
+    return {name: crc32 for name, crc32 in crc32s.items() if crc32 is not None}
 
 
 def _write(target: Target, progress: "_Progress") -> dict[Span, int]:

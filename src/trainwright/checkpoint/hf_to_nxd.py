@@ -2,10 +2,12 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
+
+import numpy as np
 
 from trainwright.checkpoint import convert
 from trainwright.checkpoint.bits import Bits, Dtype, DtypeChoice, TensorSpec, cast, chosen
@@ -24,6 +26,7 @@ from trainwright.checkpoint.shards import (
     Slice,
     degree_problems,
     joined_shape,
+    slice_shape,
     stage_tensors,
     stages,
 )
@@ -31,6 +34,7 @@ from trainwright.checkpoint.tensor_file import TensorFile
 from trainwright.errors import UserError
 
 Layout = Literal["inline", "xser"]
+_CACHED_BYTES = 1 << 22  # rows are cut up a few at a time, so that they come from memory once and not once a rank
 
 
 def hf_to_nxd(
@@ -101,6 +105,7 @@ class _Work:
             name for name, weight in model.shape.family.weights(model.shape.num_layers) if weight.is_buffer
         }
         self.problems: list[str] = []
+        self._cuts: dict[Slice, Bits] = {}  # what was cut out across rows and is not written yet
         self._shards: dict[Path, list[ShardTensor]] = {}
         found = model.shapes
         for pp_rank, stage in enumerate(stages(model.shape.num_layers, degrees.pipeline_model_parallel_size)):
@@ -151,12 +156,8 @@ class _Work:
                     pieces[piece.tensor].append((tensor.group, piece))
         sources: dict[int, list[Source]] = defaultdict(list)
         for name, uses in pieces.items():
-            source = Source(
-                name=name,
-                values=partial(self._model.values, name),
-                read_ahead=partial(self._model.read_ahead, name),
-                is_in_spans=all(self._span(piece) for _, piece in uses),
-            )
+            prepare = partial(self._prepare, name, [piece for _, piece in uses])
+            source = Source(name=name, values=partial(self._model.values, name), prepare=prepare)
             sources[min(group for group, _ in uses)].append(source)
         # One tensor after the other rather than one shard: read in order, and writers are in files of their own.
         by_tensor = {
@@ -176,12 +177,31 @@ class _Work:
             source=piece.tensor, start=piece.start * row_bytes, num_bytes=(piece.stop - piece.start) * row_bytes
         )
 
+    def _prepare(self, name: str, pieces: Sequence[Slice]) -> int | None:
+        """Have a tensor read, cut it up where that goes across its rows, and sum it up unless its spans will do."""
+        self._model.read_ahead(name)
+        values = self._model.values(name)
+        if all(self._span(piece) is not None for piece in pieces):
+            return None
+        if any(piece.dimension != 1 for piece in pieces):
+            return convert.crc32_of(values)
+        cuts = {piece: np.empty(slice_shape(piece, values.shape), values.dtype) for piece in pieces}
+        crc32 = 0
+        rows = max(1, _CACHED_BYTES // values[:1].nbytes)
+        for start in range(0, len(values), rows):
+            block = values[start : start + rows]
+            crc32 = convert.crc32_of(block, crc32)
+            for piece, cut in cuts.items():
+                cut[start : start + rows] = piece.of(block)
+        self._cuts |= cuts
+        return crc32
+
     def _blocks(self, tensor: ShardTensor) -> list[Bits]:
-        specs = self._model.specs
-        return [
-            cast(piece.of(self._model.values(piece.tensor)), specs[piece.tensor].dtype, self._chosen(piece.tensor))
-            for piece in tensor.slices
-        ]
+        blocks = []
+        for piece in tensor.slices:
+            values = self._cuts.pop(piece) if piece in self._cuts else piece.of(self._model.values(piece.tensor))
+            blocks.append(cast(values, self._model.specs[piece.tensor].dtype, self._chosen(piece.tensor)))
+        return blocks
 
     def _chosen(self, name: str) -> Dtype:
         dtype = self._model.specs[name].dtype

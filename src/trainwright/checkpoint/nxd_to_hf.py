@@ -5,7 +5,7 @@ import shutil
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -134,7 +134,8 @@ class _Work:
         sources: dict[int, list[Source]] = defaultdict(list)
         for tp_rank, pp_rank, name, _ in self._checkpoint.tensors():
             values = partial(self._checkpoint.values, tp_rank, pp_rank, name)
-            sources[self._group(name)].append(Source(name=f"tp {tp_rank} pp {pp_rank} {name}", values=values))
+            source = Source(name=f"tp {tp_rank} pp {pp_rank} {name}", values=values, prepare=partial(_crc32, values))
+            sources[self._group(name)].append(source)
         return convert.in_groups(sources, targets)
 
     def settle_differences(self, choice: OnDifference) -> None:
@@ -212,6 +213,10 @@ class _Work:
         with self._lock:
             self._differences[name] = max(difference, self._differences.get(name, 0.0))
         return mean(copies, dtype)
+
+
+def _crc32(values: Callable[[], Bits]) -> int:
+    return convert.crc32_of(values())
 
 
 def _in_files(specs: Mapping[str, TensorSpec], max_bytes: int) -> dict[str, dict[str, TensorSpec]]:

@@ -8,11 +8,11 @@ GiB for tanuki_8b), and removes all that it made.
 
 Measured 2026-11-30 on 2 cores shared with others (load 1.4 to 3.6), a local SSD, torch 2.13, tanuki_8b:
 
-hf-to-nxd   26.7 s   cp 22.2 s   ratio 1.21   peak RssAnon 587 MiB
-nxd-to-hf   35.6 s   cp 20.8 s   ratio 1.71   peak RssAnon 311 MiB
+hf-to-nxd   18.3 s   cp 18.7 s   ratio 0.97   peak RssAnon 581 MiB
+nxd-to-hf   25.6 s   cp 19.0 s   ratio 1.35   peak RssAnon 312 MiB
 
-Both sum up every byte, which cp does not look at, so processor time decides: beside other work (load 3 to 4) the first
-ratio was between 1.4 and 2.2.
+Both sum up every byte, which cp does not look at, so processor time decides: beside other work (load 2) the same code
+had 1.21 and 1.71.
 """
 
 import argparse

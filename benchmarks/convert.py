@@ -6,7 +6,7 @@ Makes a model of random bits, converts it to NxD's shards and back, and copies e
 Every step starts with a cold cache and ends with `sync`. Needs a bit more than twice the model's size on the disk (32
 GiB for tanuki_8b), and removes all that it made.
 
-Measured 2026-11-30 on 2 cores shared with others (load 1.4 to 3.6), a local SSD, torch 2.13, tanuki_8b:
+Measured 2026-11-30 on 2 otherwise quiet cores, a local SSD, torch 2.13, tanuki_8b:
 
 hf-to-nxd   18.3 s   cp 18.7 s   ratio 0.97   peak RssAnon 581 MiB
 nxd-to-hf   25.6 s   cp 19.0 s   ratio 1.35   peak RssAnon 312 MiB

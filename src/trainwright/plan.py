@@ -76,6 +76,12 @@ def model_parallel_size(config: RunConfig) -> int:
     return sizes.tensor_model_parallel_size * sizes.pipeline_model_parallel_size * sizes.context_parallel_size
 
 
+def multiples_around(number: int, step: int) -> str:
+    """Return in words which multiples of `step` are next to `number`, for a remedy: `56 or 64`, just `8` below it."""
+    below = number // step * step
+    return f"{below} or {below + step}" if below else str(step)
+
+
 def padded_vocab_size(config: RunConfig) -> int:
     """Return the rows of the embedding: padded for native and NeMo, as it is for NxDT, which needs it to divide by tp.
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from trainwright.code_state import CodeState
 from trainwright.config import RunConfig
 from trainwright.exp_manager import idle_keys
-from trainwright.plan import GIB, Plan, model_parallel_size
+from trainwright.plan import GIB, Plan, model_parallel_size, multiples_around
 
 Severity = Literal["error", "warning"]
 _MAX_SNAPSHOT_GIB = 1
@@ -127,12 +127,10 @@ def _memory(case: Case) -> Iterator[tuple[str, str]]:
 def _world_divides(case: Case) -> Iterator[tuple[str, str]]:
     world, parallel = case.plan.world_size, model_parallel_size(case.config)
     if world % parallel:
-        below = world // parallel * parallel
-        fits = f"{below} or {below + parallel}" if below else str(parallel)
         yield (
             f"world size {world} (hardware.num_nodes * hardware.devices) is no multiple of tensor * pipeline * context "
             f"parallel size = {parallel}",
-            f"use a world of {fits}",
+            f"use a world of {multiples_around(world, parallel)}",
         )
 
 
@@ -140,12 +138,10 @@ def _batch_divides(case: Case) -> Iterator[tuple[str, str]]:
     data = case.config.data
     step = data.micro_batch_size * case.plan.data_parallel_size
     if data.global_batch_size % step:
-        below = data.global_batch_size // step * step
-        fits = f"{below} or {below + step}" if below else str(step)
         yield (
             f"data.global_batch_size={data.global_batch_size} is no multiple of data.micro_batch_size * data parallel "
             f"size = {data.micro_batch_size} * {case.plan.data_parallel_size} = {step}",
-            f"use {fits}",
+            f"use {multiples_around(data.global_batch_size, step)}",
         )
 
 

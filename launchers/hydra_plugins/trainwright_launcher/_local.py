@@ -14,11 +14,11 @@ from trainwright.config import LocalLauncher, RunConfig
 from trainwright.errors import UserError
 from trainwright.job import JobSpec
 from trainwright.node import events, processes
+from trainwright.node.address import free_port
+from trainwright.node.cluster_env import LOOPBACK
 from trainwright.node.processes import die_with_parent
 from trainwright.node.run_paths import RunPaths
 from trainwright.scheduler import Ended, JobState
-
-_LOOPBACK = "127.0.0.1"
 
 
 class LocalScheduler:
@@ -104,7 +104,7 @@ class LocalScheduler:
 
     async def _run_nodes(self, job: JobSpec) -> int:
         """Run a worker for each node, bring the others down when one fails, return the first failure's exit code."""
-        port = _free_port()
+        port = free_port()
         shown = self._max_parallel == 1  # several runs at once would garble each other; their logs are on disk
         workers = [await self._start_worker(job, node, port, shown) for node in range(job.num_nodes)]
         self._running.update(workers)
@@ -121,7 +121,7 @@ class LocalScheduler:
 
     async def _start_worker(self, job: JobSpec, node: int, port: int, shown: bool) -> asyncio.subprocess.Process:
         paths = RunPaths(job.run_dir)
-        place = ["--node-rank", node, "--num-nodes", job.num_nodes, "--master-addr", _LOOPBACK, "--master-port", port]
+        place = ["--node-rank", node, "--num-nodes", job.num_nodes, "--master-addr", LOOPBACK, "--master-port", port]
         command = [job.python, paths.worker, job.run_dir, "--stage", job.stage, "--attempt", job.attempt, *place]
         return await asyncio.create_subprocess_exec(
             *map(str, command),
@@ -166,10 +166,3 @@ def _environment(shown: bool) -> Mapping[str, str]:
     if shown and sys.stdout.isatty():
         environment.update(TRAINWRIGHT_TTY="1", COLUMNS=str(shutil.get_terminal_size().columns))
     return environment
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -1,4 +1,4 @@
-"""Find an address under which a node of the cluster can be reached."""
+"""Find an address and a port under which a node can be reached."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 
-from .cluster_env import ClusterEnvError
+from .cluster_env import LOOPBACK, ClusterEnvError
 
 
 def reachable(host: str) -> str:
@@ -20,6 +20,14 @@ def reachable(host: str) -> str:
     except OSError:
         return _from_slurm(host)
     return host
+
+
+def free_port() -> int:
+    """Return a port of this machine that is free at this moment, for nodes that meet over loopback."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _from_slurm(host: str) -> str:

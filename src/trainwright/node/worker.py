@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import signal
-import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -162,7 +161,7 @@ class _Node:
             "--nproc-per-node": self._job["devices"],
             "--node-rank": self._cluster.node_rank,
             "--master-addr": self._cluster.master_addr,
-            "--master-port": self._cluster.master_port or _free_port(),
+            "--master-port": self._cluster.master_port or address.free_port(),
             "--max-restarts": 0,
         }
         torchrun = [f"{option}={value}" for option, value in options.items()]
@@ -175,13 +174,6 @@ def _exported(cluster: ClusterEnv) -> dict[str, str]:
     if cluster.master_port is not None:
         exported.update(MASTER_ADDR=cluster.master_addr, MASTER_PORT=str(cluster.master_port))
     return exported
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((cluster_env.LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _refuse(code: int, message: str) -> int:

@@ -21,6 +21,7 @@ from trainwright.dataset.samples import (
     requested_samples,
 )
 from trainwright.errors import UserError
+from trainwright.plan import multiples_around
 
 Batch = tuple[Tensor, Tensor]  # tokens and labels, both [micro_batch_size, seq_length]
 SampleRequests = tuple[tuple[int, int], ...]  # training and validation samples asked for: at first, then at each resume
@@ -43,11 +44,10 @@ def plan_batches(micro_batch_size: int, global_batch_size: int, data_parallel_si
     """Return the cut of `global_batch_size`; raise UserError where it leaves a remainder."""
     at_once = micro_batch_size * data_parallel_size
     if global_batch_size % at_once:
-        below = global_batch_size // at_once * at_once
-        fits = f"{below} or {below + at_once}" if below else f"{at_once}"
         raise UserError(
             f"data.global_batch_size={global_batch_size} is not a multiple of data.micro_batch_size={micro_batch_size} "
-            f"* {data_parallel_size} data parallel ranks; use {fits}"
+            f"* {data_parallel_size} data parallel ranks; "
+            f"use {multiples_around(global_batch_size, at_once)}"
         )
     return BatchPlan(
         micro_batch_size=micro_batch_size, global_batch_size=global_batch_size, data_parallel_size=data_parallel_size

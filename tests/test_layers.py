@@ -72,7 +72,7 @@ def test_torch_and_the_like_stay_in_the_native_backend(path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("trainwright.dispatch", ["torch", "lightning", "transformers", "google.cloud", "numpy"]),
+        ("trainwright.dispatch", ["torch", "lightning", "transformers", "google.auth", "grpc", "numpy"]),
         ("trainwright.cli", ["torch", "hydra", "pydantic", "omegaconf"]),
         ("hydra_plugins.trainwright_launcher.search_path", ["torch", "pydantic"]),
         ("hydra_plugins.trainwright_launcher.launcher", ["torch", "pydantic"]),

@@ -1,18 +1,18 @@
 """What rank 0 writes down of each step: run/metrics-aN.jsonl, the loggers, and the progress on stdout."""
 
 import json
-import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict
 from statistics import median
-from typing import Any
 
 from trainwright.backends.native.loggers import open_loggers
 from trainwright.backends.native.progress import choose_progress
 from trainwright.backends.native.step_report import StepReport
 from trainwright.backends.native.step_timing import StepTimes
 from trainwright.config import RunConfig
+from trainwright.node.growing import Mirror
+from trainwright.node.results import finite
 from trainwright.node.run_paths import RunPaths
 
 _SCALARS = (
@@ -37,10 +37,11 @@ class RunLog:
         self._recent_step_times_s: deque[float] = deque(maxlen=100)
         self._step_times = StepTimes(self._manager.step_timing_kwargs)
         self._delta_times = StepTimes(self._manager.step_timing_kwargs)
-        paths.own.mkdir(parents=True, exist_ok=True)
+        paths.own_growing.mkdir(parents=True, exist_ok=True)
         # Line-buffered: a killed run leaves whole lines, up to its last step.
         self._metrics = paths.metrics(attempt).open("w", buffering=1, encoding="utf-8")
-        self._loggers = open_loggers(config, paths.run_dir, first_step)
+        self._loggers = open_loggers(config, paths, first_step)
+        self._mirror = None if paths.scratch is None else Mirror(paths.scratch, paths.run_dir)
         self._progress = choose_progress(
             max_steps=trainer.max_steps,
             first_step=first_step,
@@ -65,9 +66,15 @@ class RunLog:
         self._log({"val_loss": val_loss}, step)
 
     def flush(self) -> None:
-        """Hand over what was logged: before a checkpoint counts, since a resumed run logs only what comes after it."""
+        """Hand over what was logged."""
         for logger in self._loggers:
             logger.flush()
+
+    def secure(self) -> None:
+        """Have all that was logged in the run directory, before a checkpoint counts: a resumed run starts behind it."""
+        self.flush()
+        if self._mirror is not None:
+            self._mirror.finish()
 
     def close(self) -> None:
         self._progress.close()
@@ -97,12 +104,3 @@ class RunLog:
 def is_logged_step(step: int, every: int, max_steps: int) -> bool:
     """Return whether the loggers get the scalars of a step."""
     return step % every == 0 or step == max_steps
-
-
-def finite(value: Any) -> Any:
-    """Return `value` with NaN and infinities as None, which JSON has no numbers for."""
-    if isinstance(value, dict):
-        return {key: finite(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from trainwright.dataset.splits import Bounds
 from trainwright.errors import UserError
 
 # Each source is built with 0.5 % more samples than its share, since rounding may draw a few more of it.
@@ -23,10 +24,11 @@ _RIGHT = "right would be [PATH] or [0.7, PATH, 0.3, PATH]"
 
 @dataclass(frozen=True, kw_only=True)
 class Blend:
-    """The sources of a data.data_prefix."""
+    """The sources of a run."""
 
     prefixes: tuple[Path, ...]
     weights: tuple[float, ...] | None  # normalised; None: one source, read as it is
+    bounds: Mapping[str, Bounds | None] | None = None  # the splits of one source; None: data.splits_string cuts them
 
     def sizes(self, num_samples: int) -> list[int]:
         """Return how many samples each source is drawn for, of `num_samples` in all; the sum may be slightly larger."""

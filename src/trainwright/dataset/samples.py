@@ -154,6 +154,11 @@ def prepare_prefixes(
                 "data.shuffle_tokens=true permutes the data set made of data.text; set data.data_prefix=null with it"
             )
         return parse_data_prefix(data_prefix)
+    if tokenizer_type == "huggingface":
+        raise UserError(
+            "data.tokenizer.type=huggingface reads data.kind=sft; data.text is cut where GPT-2's encoding allows it, "
+            "so use data.tokenizer.type=gpt2_bpe, or a data set made elsewhere (data.data_prefix)"
+        )
     prefix = build.build_text(text, load_tokenizer(tokenizer_type), cache_dir, report)
     if shuffle_tokens:
         prefix = build.shuffle_tokens(prefix, splits_string, seed, cache_dir)
@@ -176,7 +181,9 @@ def open_dataset(
     `vocab_size` is the model's. Raises UserError naming data.data_prefix, data.splits_string or data.index_mapping_dir.
     """
     datasets = [IndexedDataset(prefix) for prefix in blend.prefixes]
-    bounds = [split_bounds(splits_string, len(dataset), f"{dataset.prefix}.idx") for dataset in datasets]
+    bounds = [
+        blend.bounds or split_bounds(splits_string, len(dataset), f"{dataset.prefix}.idx") for dataset in datasets
+    ]
 
     def source_of(dataset: IndexedDataset, sequences: Bounds, num_samples: int) -> GptSamples:
         index = load_index(

@@ -1,4 +1,8 @@
-"""Batches for a rank: Megatron's order of samples, the same global batches for any number of ranks."""
+"""Batches for a rank: Megatron's order of samples, the same global batches for any number of ranks.
+
+Instruction data (data.kind=sft) is read like plain text, record after record: samples are cut across records, and every
+token is trained on, those of prompts too.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +24,8 @@ from trainwright.dataset.samples import (
     prepare_prefixes,
     requested_samples,
 )
+from trainwright.dataset.sft_build import build_sft
+from trainwright.dataset.tokenizer import load_tokenizer
 from trainwright.errors import UserError
 from trainwright.plan import multiples_around
 
@@ -117,10 +123,14 @@ def _collate(rows: Sequence[npt.NDArray[np.int64]]) -> Batch:
 
 
 def find_prefixes(config: RunConfig) -> Blend:
-    """Return the data sets of a run, the text tokenized first where that was not done yet."""
+    """Return the data sets of a run, texts and records tokenized first where that was not done yet."""
     data = config.data
+    if data.kind == "sft":
+        return _find_records(config)
     if data.text is None and data.data_prefix is None:
-        raise UserError(f"data.kind={data.kind} cannot be trained by backend=native; use a data group of kind gpt")
+        raise UserError(
+            f"data.kind={data.kind} cannot be trained by backend=native; use a data group of kind gpt or sft"
+        )
     return prepare_prefixes(
         text=data.text or "",
         data_prefix=data.data_prefix,
@@ -129,6 +139,27 @@ def find_prefixes(config: RunConfig) -> Blend:
         tokenizer_type=data.tokenizer.type,
         shuffle_tokens=data.shuffle_tokens,
         seed=config.seed,
+        report=lambda line: print(line, flush=True),
+    )
+
+
+def _find_records(config: RunConfig) -> Blend:
+    data = config.data
+    if data.shuffle_tokens:
+        raise UserError("data.shuffle_tokens=true permutes the data set made of data.text; set it to false")
+    assert data.train_path is not None
+    assert data.val_path is not None
+    tokenizer = load_tokenizer(data.tokenizer.type, data.tokenizer.name)
+    if tokenizer.vocab_size > config.model.vocab_size:
+        raise UserError(
+            f"model.vocab_size={config.model.vocab_size} is too small: {tokenizer.name} has tokens up to "
+            f"{tokenizer.vocab_size - 1}; set model.vocab_size and data.tokenizer.vocab_size to {tokenizer.vocab_size}"
+        )
+    return build_sft(
+        Path(data.train_path),
+        Path(data.val_path),
+        tokenizer,
+        Path(data.cache_dir),
         report=lambda line: print(line, flush=True),
     )
 

@@ -49,6 +49,21 @@ def test_there_back_and_verified(convert: Callable[..., Result], tmp_path: Path)
     assert (verified.code, json.loads(verified.out)["problems"]) == (0, [])
 
 
+def test_an_export_has_the_bases_types_in_the_bases_files_if_asked_to(
+    convert: Callable[..., Result], tmp_path: Path
+) -> None:
+    nxd, back = str(tmp_path / "nxd"), tmp_path / "back"
+    convert(*TO_NXD, "--output", nxd, "--dtype", "fp32")
+    as_base = ("--dtype", "base", "--max-shard-size", "base")
+    assert convert("nxd-to-hf", "--input", nxd, "--output", str(back), "--base", HF, *as_base).code == 0
+    sizes = [
+        {path.name: path.stat().st_size for path in Path(folder).glob("*.safetensors")} for folder in (HF, str(back))
+    ]
+    assert sizes[0].keys() == sizes[1].keys()
+    assert len(sizes[0]) == 2
+    assert convert("verify", str(back), "--against", HF).code == 0
+
+
 def test_running_it_again_says_that_nothing_was_to_do(convert: Callable[..., Result], tmp_path: Path) -> None:
     convert(*TO_NXD, "--output", str(tmp_path / "nxd"))
     again = convert(*TO_NXD, "--output", str(tmp_path / "nxd"))

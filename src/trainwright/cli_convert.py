@@ -34,13 +34,21 @@ def add_to(commands: Any) -> None:
     model.add_argument(
         "--base", type=Path, required=True, metavar="HF_DIR", help="gives names, tokenizer, configuration"
     )
-    model.add_argument("--max-shard-size", type=_num_bytes, default="5GB", help="of a weight file (default 5GB)")
+    model.add_argument(
+        "--max-shard-size",
+        type=_num_bytes_or_base,
+        default="5GB",
+        help="of a weight file (default 5GB); base: tensors in the files where the base has them",
+    )
     model.add_argument("--chat-template", type=Path, metavar="FILE", help="replaces the base's chat template")
     model.add_argument(
         "--on-difference", choices=["refuse", "average"], default="refuse", help="where copies of a tensor differ"
     )
+    model.add_argument(
+        "--dtype", choices=["keep", "bf16", "fp32", "base"], default="keep", help="of the values written"
+    )
+    shards.add_argument("--dtype", choices=["keep", "bf16", "fp32"], default="keep", help="of the values written")
     for parser in (shards, model):
-        parser.add_argument("--dtype", choices=["keep", "bf16", "fp32"], default="keep", help="of the values written")
         parser.add_argument("--allow-extra", action="store_true", help="tolerate tensors that the family does not know")
         parser.add_argument("--workers", type=_count, help="threads that write (default: the cores, 4 at most)")
     check = _add(kinds, "verify", _verify, help="check a converted directory; exit code 1 where something is wrong")
@@ -144,6 +152,10 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
     return int(text)
+
+
+def _num_bytes_or_base(text: str) -> int | None:
+    return None if text == "base" else _num_bytes(text)
 
 
 def _num_bytes(text: str) -> int:

@@ -128,3 +128,20 @@ def test_the_module_stands_alone_without_site_packages(checkpoint: Path) -> None
     )
     command = [sys.executable, "-S", "-I", "-c", script, str(Path(commit.__file__).parent), str(checkpoint)]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "{'step': 7}\n"
+
+
+def test_a_single_file_is_committed_beside_itself(tmp_path: Path) -> None:
+    file = tmp_path / "training.jsonl"
+    file.write_text("{}\n")
+    (tmp_path / "other").write_text("not of it")
+    assert commit.read_commit(file) is None
+    commit.write_commit(file, {"source": "s3"})
+    assert (tmp_path / "training.jsonl.commit.json").exists()
+    assert commit.read_commit(file) == {"source": "s3"}
+    assert commit.verify(file) == []
+    file.write_text("[]\n")
+    assert commit.verify(file)[0].startswith("training.jsonl has checksum")
+    file.write_text("{")
+    assert commit.why_incomplete(file) == "training.jsonl has 1 bytes, 3 were committed"
+    file.unlink()
+    assert commit.read_commit(file) is None

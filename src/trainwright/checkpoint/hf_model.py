@@ -66,6 +66,10 @@ class HfModel:
         start = place.start - place.start % mmap.PAGESIZE
         self._map(place.file).madvise(mmap.MADV_WILLNEED, start, place.start + place.spec.num_bytes - start)
 
+    def file_of(self, name: str) -> str:
+        """Return the name of the file that holds a tensor."""
+        return self._locations[name].file
+
     def files(self) -> dict[str, int]:
         """Return the weight files with their sizes in bytes."""
         names = sorted({place.file for place in self._locations.values()})

@@ -34,7 +34,12 @@ class Manifest:
             "options": dict(self.options),
             "degrees": dict(self.degrees),
             "model": dict(self.model),
-            "source": {"path": str(self.source), "files": dict(self.source_files), "crc32": dict(crc32s)},
+            "source": {
+                "path": str(self.source),
+                "files": dict(self.source_files),
+                "crc32": dict(crc32s),
+                "commit": read_commit(self.source),  # None: it has none; a fetch tells there where it came from
+            },
             "notes": list(notes),
             "versions": {name: importlib.metadata.version(name) for name in ("trainwright", "torch", "numpy")},
         }

@@ -27,6 +27,7 @@ from trainwright.errors import UserError
 from trainwright.node.commit import COMMIT_FILE
 
 OnDifference = Literal["refuse", "average"]
+HfDtype = DtypeChoice | Literal["base"]
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".index.json")
 _TEMPLATE, _TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
 _SHOWN = 5  # tensors that an error lists
@@ -37,17 +38,19 @@ def nxd_to_hf(
     output: Path,
     *,
     base: Path,
-    max_shard_bytes: int = 5 * 10**9,
-    dtype: DtypeChoice = "keep",
+    max_shard_bytes: int | None = 5 * 10**9,
+    dtype: HfDtype = "keep",
     on_difference: OnDifference = "refuse",
-    chat_template: Path | None = None,
+    chat_template: Path | str | None = None,
     allow_extra: bool = False,
     workers: int | None = None,
     report: ReportBytes | None = None,
 ) -> Report:
     """Write the checkpoint in `source` to the new directory `output` as a model like `base`.
 
-    `on_difference`: what to do where copies of a tensor differ. `chat_template` None: the base's, if it has one.
+    `max_shard_bytes` None: each tensor in the file where the base has it. `dtype` "base": each in the base's type.
+    `on_difference`: what to do where copies of a tensor differ. `chat_template`: its text or the file that holds it;
+    None: the base's, if it has one.
     Raises UserError with all that is wrong before anything is written, and when copies differ and are to be refused;
     nothing stays of an output that is not complete. A complete `output` is left alone.
     """
@@ -101,11 +104,11 @@ class _Work:
         model: HfModel,
         assembly: Assembly,
         output: Path,
-        max_shard_bytes: int,
-        dtype: DtypeChoice,
+        max_shard_bytes: int | None,
+        dtype: HfDtype,
     ) -> None:
         self._checkpoint, self._model, self._assembly, self._output = checkpoint, model, assembly, output
-        self._dtype: DtypeChoice = dtype
+        self._dtype: HfDtype = dtype
         self._lock = threading.Lock()
         self._differences: dict[str, float] = {}
         weights = dict(model.shape.family.weights(model.shape.num_layers))
@@ -113,7 +116,11 @@ class _Work:
         in_order = [name for name in weights if name in model.specs]
         in_order += [name for name in model.specs if name not in weights]
         specs = {name: TensorSpec(dtype=self._chosen(name), shape=model.specs[name].shape) for name in in_order}
-        self._files = _in_files(specs, max_shard_bytes)
+        self._files = (
+            _in_files(specs, max_shard_bytes)
+            if max_shard_bytes is not None
+            else _as_in_base(specs, {name: model.file_of(name) for name in specs})
+        )
         from_base = sum(not assembly.blocks(name) for name in in_order)
         taken = [f"{from_base} tensors that no shard holds are the base model's"] if from_base else []
         self.notes: list[str] = [*assembly.notes, *taken]
@@ -190,6 +197,8 @@ class _Work:
     def _chosen(self, name: str) -> Dtype:
         if not self._assembly.blocks(name):
             return self._model.specs[name].dtype
+        if self._dtype == "base":
+            return self._model.specs[name].dtype
         stored = self._assembly.dtype(name)
         return stored if name in self._buffers else chosen(stored, self._dtype)
 
@@ -229,22 +238,37 @@ def _in_files(specs: Mapping[str, TensorSpec], max_bytes: int) -> dict[str, dict
             room = max_bytes
         files[-1][name] = spec
         room -= spec.num_bytes
-    # Wide values first, so that all lie aligned.
-    ordered = [dict(sorted(file.items(), key=lambda item: -item[1].dtype.item_bytes)) for file in files]
+    ordered = [_aligned(file) for file in files]
     if len(ordered) == 1:
         return {SINGLE: ordered[0]}
     return {f"model-{index:05d}-of-{len(ordered):05d}.safetensors": file for index, file in enumerate(ordered, 1)}
 
 
-def _read_template(path: Path | None, base: Path) -> tuple[str | None, list[str]]:
-    if path is None:
+def _as_in_base(specs: Mapping[str, TensorSpec], file_of: Mapping[str, str]) -> dict[str, dict[str, TensorSpec]]:
+    """Return the tensors of each file by the file's name, as the base model has them."""
+    files: dict[str, dict[str, TensorSpec]] = {name: {} for name in sorted(set(file_of.values()))}
+    for name, spec in specs.items():
+        files[file_of[name]][name] = spec
+    return {name: _aligned(file) for name, file in files.items()}
+
+
+def _aligned(file: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    """Return the tensors with wide values first, so that all lie aligned."""
+    return dict(sorted(file.items(), key=lambda item: -item[1].dtype.item_bytes))
+
+
+def _read_template(template: Path | str | None, base: Path) -> tuple[str | None, list[str]]:
+    if template is None:
         return None, []
     if not (base / _TOKENIZER_CONFIG).is_file():
-        return None, [f"--chat-template {path}: --base {base} has no {_TOKENIZER_CONFIG} to put it into"]
+        named = template if isinstance(template, Path) else f"of {len(template)} characters"
+        return None, [f"--chat-template {named}: --base {base} has no {_TOKENIZER_CONFIG} to put it into"]
+    if isinstance(template, str):
+        return template, []
     try:
-        return path.read_text(encoding="utf-8"), []
+        return template.read_text(encoding="utf-8"), []
     except (OSError, UnicodeDecodeError) as error:
-        return None, [f"--chat-template {path}: cannot be read: {error}"]
+        return None, [f"--chat-template {template}: cannot be read: {error}"]
 
 
 def _write_json(path: Path, content: Any) -> None:

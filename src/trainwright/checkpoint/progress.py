@@ -10,6 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from trainwright.checkpoint.convert import ReportBytes
 
+_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _LINES = 20  # where there is no terminal: one for each twentieth
 
 
@@ -31,11 +32,14 @@ def _lines(title: str) -> ReportBytes:
     def report(done: int, total: int) -> None:
         nonlocal shown_twentieths
         twentieths = done * _LINES // total
+        unit, size = next(of for of in _UNITS if total >= of[1] or of == _UNITS[-1])
         if twentieths > shown_twentieths:
             shown_twentieths = twentieths
             rate = done / 2**20 / (time.perf_counter() - started)
             print(
-                f"{title}: {done / 2**30:.2f} of {total / 2**30:.2f} GiB, {rate:.0f} MiB/s", file=sys.stderr, flush=True
+                f"{title}: {done / size:.2f} of {total / size:.2f} {unit}, {rate:.0f} MiB/s",
+                file=sys.stderr,
+                flush=True,
             )
 
     return report

@@ -9,6 +9,7 @@ import numpy as np
 
 from trainwright.checkpoint.assembly import Assembly
 from trainwright.checkpoint.bits import Bits, Dtype, cast
+from trainwright.checkpoint.differences import differences, structure_problems
 from trainwright.checkpoint.hf_model import HfModel
 from trainwright.checkpoint.naming import name_problems
 from trainwright.checkpoint.nxd_checkpoint import NxdCheckpoint
@@ -69,13 +70,17 @@ def _hf_problems(directory: Path, against: Path | None) -> Iterator[str]:
     if against is None:
         return
     other = HfModel(against, "--against")
-    yield from (f"{name} is missing" for name in other.specs if name not in model.specs)
-    yield from (f"{name} is not in {against}" for name in model.specs if name not in other.specs)
-    for name in (name for name in model.specs if name in other.specs):
-        mine, theirs = model.specs[name], other.specs[name]
-        if mine.shape != theirs.shape:
-            yield f"{name} has shape {list(mine.shape)}, not {list(theirs.shape)}"
-        elif not _equal(other.values(name), theirs.dtype, model.values(name), mine.dtype):
+    yield from structure_problems(model, other)
+    for found in differences(model, other):
+        if found.num_differing:
+            yield (
+                f"{found.name} has other values: {found.num_differing} of {found.num_values} differ, by up to "
+                f"{found.largest:.3g}"
+            )
+    for name, mine in model.specs.items():
+        theirs = other.specs.get(name, mine)
+        is_of_other_type = mine.shape == theirs.shape and mine.dtype != theirs.dtype
+        if is_of_other_type and not _equal(other.values(name), theirs.dtype, model.values(name), mine.dtype):
             yield f"{name} has other values"
 
 

@@ -4,6 +4,8 @@ Directories are never renamed: mounted buckets (Cloud Storage FUSE) have no atom
 is one whose writer was killed; readers ignore it and `sweep` removes it. A file that was committed and later cut short
 is damage, which is told and kept.
 
+A single file can be committed too; its commit lies beside it, as NAME.commit.json.
+
 Checksums are CRC-32: they are to find broken transfers and disks, not forgery, and cost less than reading the file
 does.
 """
@@ -26,26 +28,32 @@ _CHUNK_BYTES = 1 << 22
 
 
 def write_commit(directory: Path, metadata: dict[str, Any], *, known_crc32s: dict[str, int] | None = None) -> None:
-    """Declare `directory` complete: list its files with size and checksum, flush them to disk, write the commit file.
+    """Declare `directory`, or a single file, complete: list size and checksum of what it has, flush, write the commit.
 
     `metadata` comes back from `read_commit`; NaN and infinities survive (Python's JSON spells them NaN and Infinity).
     `known_crc32s` holds checksums by path below `directory` of files that need not be read again.
     Raises FileExistsError when the directory is already committed: what is committed never changes.
     """
     files = {}
-    for path in _files_below(directory):
-        name = path.relative_to(directory).as_posix()
+    root = _root(directory)
+    for path in [directory] if directory.is_file() else _files_below(directory):
+        name = path.relative_to(root).as_posix()
         size, crc32 = _measure_and_flush(path, (known_crc32s or {}).get(name))
         files[name] = {"size": size, "crc32": crc32}
-    for folder, _, _ in os.walk(directory):
+    for folder, _, _ in os.walk(directory):  # none where it is a file
         _flush_directory(Path(folder))
     record = {"schema_version": SCHEMA_VERSION, "metadata": metadata, "files": files}
     # No temporary name is needed: a JSON object cut short does not parse, so a torn commit file counts as none.
-    with open(directory / COMMIT_FILE, "x", encoding="utf-8") as stream:
+    with open(commit_file(directory), "x", encoding="utf-8") as stream:
         json.dump(record, stream, indent=1)
         stream.flush()
         os.fsync(stream.fileno())
-    _flush_directory(directory)
+    _flush_directory(root)
+
+
+def commit_file(directory: Path) -> Path:
+    """Return where the commit of a directory, or of a single file, is or will be."""
+    return directory.with_name(f"{directory.name}.{COMMIT_FILE}") if directory.is_file() else directory / COMMIT_FILE
 
 
 def read_commit(directory: Path) -> dict[str, Any] | None:
@@ -67,7 +75,7 @@ def why_incomplete(directory: Path) -> str | None:
     record = _load(directory)
     if record is not None:
         return _first_misfit(directory, record)
-    if (directory / COMMIT_FILE).exists():
+    if commit_file(directory).exists():
         return f"{COMMIT_FILE} does not parse: its writer was stopped, or it was damaged"
     return f"it has no {COMMIT_FILE}: its writer was stopped before the end"
 
@@ -82,7 +90,7 @@ def verify(directory: Path) -> list[str]:
     return [
         f"{name} has checksum {found:08x}, {listed['crc32']:08x} was committed"
         for name, listed in record["files"].items()
-        for found in [_checksum(directory / name)]
+        for found in [_checksum(_root(directory) / name)]
         if found != listed["crc32"]
     ]
 
@@ -104,7 +112,7 @@ def sweep(parent: Path, unchanged_for_s: float = 0.0) -> list[Path]:
 
 def _load(directory: Path) -> dict[str, Any] | None:
     try:
-        record = json.loads((directory / COMMIT_FILE).read_bytes())
+        record = json.loads(commit_file(directory).read_bytes())
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: neither UTF-8 nor JSON
         return None
     is_commit = isinstance(record, dict) and {"schema_version", "metadata", "files"} <= record.keys()
@@ -114,12 +122,16 @@ def _load(directory: Path) -> dict[str, Any] | None:
 def _first_misfit(directory: Path, record: dict[str, Any]) -> str | None:
     for name, listed in record["files"].items():
         try:
-            size = (directory / name).stat().st_size
+            size = (_root(directory) / name).stat().st_size
         except FileNotFoundError:
             return f"{name} is missing"
         if size != listed["size"]:
             return f"{name} has {size} bytes, {listed['size']} were committed"
     return None
+
+
+def _root(directory: Path) -> Path:
+    return directory.parent if directory.is_file() else directory
 
 
 def _files_below(directory: Path) -> list[Path]:

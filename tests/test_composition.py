@@ -21,26 +21,30 @@ from trainwright.rules import Facts
 Train = Callable[..., Result]
 TRAIN_PY = Path(__file__).parents[1] / "train.py"
 MODELS = ("gpt_small", "gpt_5b", "bert_large", "bert_tiny", "tanuki_8b", "llama_tiny")
-HARDWARE = ("cpu", "t4", "h100", "trn1")
+HARDWARE = ("cpu", "t4", "h100", "trn1", "trn1n", "trn2")
 LAUNCHERS = ("local", "slurm", "vertex")
 EXPERIMENT_NAMES = ("null", *sorted(path.stem for path in (EXPERIMENTS / "experiment").iterdir()))
 WILL_BE_BUILT = Facts(built_backends=("native", "nemo", "nxdt"), built_launchers=LAUNCHERS)
 
 # What refuses a pair for good; a pair that is not here composes and is recorded.
 REFUSED = {
-    ("gpt_small", "trn1"): {"architecture", "batch-divides"},
     ("gpt_5b", "cpu"): {"memory"},
     ("gpt_5b", "t4"): {"memory"},
-    ("gpt_5b", "trn1"): {"architecture", "memory"},
     ("bert_large", "t4"): {"architecture"},
-    ("bert_large", "trn1"): {"architecture", "batch-divides"},
     ("bert_tiny", "t4"): {"architecture"},
-    ("bert_tiny", "trn1"): {"architecture", "batch-divides"},
     ("tanuki_8b", "cpu"): {"memory"},
     ("tanuki_8b", "t4"): {"architecture", "memory"},
+    ("tanuki_8b", "trn2"): {"memory", "batch-divides", "nxdt-heads", "nxdt-path", "nxdt-weight-decay"},
     ("llama_tiny", "t4"): {"architecture"},
-    ("llama_tiny", "trn1"): {"batch-divides"},
 }
+for _trainium in ("trn1", "trn1n", "trn2"):
+    REFUSED |= {
+        (model, _trainium): {"architecture", "batch-divides"} for model in ("gpt_small", "bert_large", "bert_tiny")
+    }
+    REFUSED["gpt_5b", _trainium] = {"architecture", "memory"}
+    REFUSED["llama_tiny", _trainium] = {"batch-divides"} | {
+        f"nxdt-{rule}" for rule in ("data", "heads", "path", "source", "tied", "weight-decay")
+    }
 
 
 def test_every_option_is_in_the_tables_of_this_test() -> None:

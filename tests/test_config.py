@@ -111,6 +111,7 @@ def test_what_is_no_duration_is_refused(value: object) -> None:
         ("+launcher.partition=x", "launcher.partition: unknown key"),
         ("+launcher.max_paralel=2", "launcher.max_paralel: unknown key; did you mean launcher.max_parallel?"),
         ("++zzz.yyy=1", "zzz: unknown key; known here: allow"),
+        ("+backend.packing=true", "backend.packing: unknown key; known here: kind"),
         ("trainer.precision=bf16", "must be '32-true', 'bf16-mixed', '16-mixed' or 'bf16-true'"),
         ("model.num_attention_heads=3", "model.num_attention_heads: 3 does not divide hidden_size=256"),
         ("model.num_query_groups=3", "model.num_query_groups: 3 does not divide num_attention_heads=4"),
@@ -163,6 +164,29 @@ def test_paths_become_absolute_but_shipped_names_and_unset_sites_stay(parsed: Pa
     assert parsed("data.text=a/b.txt").with_absolute_paths(tmp_path).data.text == f"{tmp_path}/a/b.txt"
     there = parsed("hardware=trn1").with_absolute_paths(tmp_path)
     assert there.exp_manager.exp_dir == "<site.slurm.shared_dir>/experiments"
+    assert there.backend.model_dir == "<site.slurm.shared_dir>/models/gpt_small"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "path"),
+    [
+        ("backend.pretrained_dir=shards/", "backend.pretrained_dir", "/here/shards"),
+        ("backend.compiler_cache_url=s3://bucket/cache", "backend.compiler_cache_url", "s3://bucket/cache"),
+        ("backend.python=python3", "backend.python", "python3"),
+        ("data.train_source=gs://bucket/a.jsonl", "data.train_source", "gs://bucket/a.jsonl"),
+        ("data.train_source=a.jsonl", "data.train_source", "/here/a.jsonl"),
+        ("model.source=someone/model", "model.source", "someone/model"),
+        ("model.source=./someone/model", "model.source", "/here/someone/model"),
+        ("model.source=/models/mine/", "model.source", "/models/mine"),
+    ],
+)
+def test_a_path_is_made_absolute_and_a_url_or_a_model_of_the_hub_is_not(
+    override: str, key: str, path: str, parsed: Parsed
+) -> None:
+    found: object = parsed("hardware=trn1", override).with_absolute_paths(Path("/here"))
+    for part in key.split("."):
+        found = getattr(found, part)
+    assert found == path
 
 
 def test_every_key_of_conf_is_commented() -> None:

@@ -31,12 +31,17 @@ class SlurmSite(Section):
     shared_dir: str
     partition: str | None
     account: str | None
+    neuron_env: str
+    nxdt_dir: str
 
 
 class VertexSite(Section):
     project: str
     location: str
     bucket: str
+    repository: str
+    service_account: str | None  # None: the project's default
+    network: str | None  # None: none of the user's
 
 
 class Site(Section):
@@ -62,6 +67,8 @@ class Model(Section):
     layernorm_epsilon: Annotated[float, Field(gt=0)]
     rope_theta: Annotated[float, Field(gt=0)] | None  # None: learned positions
     trains_on: tuple[str, ...]
+    source: str | None  # None: no trained weights to begin with
+    revision: str | None  # None: the newest
 
     def disagreements(self) -> Iterator[str]:
         heads, groups = self.num_attention_heads, self.num_query_groups
@@ -78,6 +85,11 @@ class Tokenizer(Section):
     name: str | None  # None: the type says it all
     vocab_size: Count
 
+    def with_absolute_path(self, base: Path) -> "Tokenizer":
+        """Return the same with the name made absolute, where it is a directory's; the hub's ids stay."""
+        is_path = self.name is not None and (base / self.name).is_dir()
+        return self.model_copy(update={"name": os.path.normpath(base / self.name)}) if self.name and is_path else self
+
 
 class Data(Section):
     name: Name
@@ -87,6 +99,8 @@ class Data(Section):
     splits_string: Annotated[str, Field(pattern=r"^\s*\d+(\.\d+)?(\s*,\s*\d+(\.\d+)?){0,2}\s*$")]
     train_path: str | None  # None: not sft
     val_path: str | None  # None: not sft
+    train_source: str | None  # None: train_path is there already
+    val_source: str | None  # None: val_path is there already
     seq_length: Count
     micro_batch_size: Count
     global_batch_size: Count
@@ -149,7 +163,7 @@ class Trainer(Section):
     precision: Precision
     num_threads: Count | None  # None: cores divided by the ranks of a node
     enable_progress_bar: bool
-    recompute: Literal["none", "full"]
+    recompute: Literal["none", "selective", "full"]
 
 
 class Parallelism(Section):
@@ -161,8 +175,106 @@ class Parallelism(Section):
     kv_replicator: Count
 
 
-class Backend(Section):
-    kind: BackendKind
+class NativeBackend(Section):
+    kind: Literal["native"]
+
+
+class NemoOptim(Section):
+    name: Literal["distributed_fused_adam", "fused_adam"]
+    bucket_cap_mb: Count
+    overlap_grad_sync: bool
+    overlap_param_sync: bool
+    grad_sync_dtype: Literal["bf16", "fp16"] | None  # None: fp32
+    constant_steps: Annotated[int, Field(ge=0)]
+
+
+class NemoNsysProfile(Section):
+    enabled: bool
+    trace: tuple[str, ...]
+    start_step: Annotated[int, Field(ge=0)]
+    end_step: Annotated[int, Field(ge=0)]
+    ranks: tuple[Annotated[int, Field(ge=0)], ...]
+    gen_shape: bool
+
+
+class NemoBackend(Section):
+    kind: Literal["nemo"]
+    nemo_version: Literal["1.23", "2.7"]
+    script: str
+    base_image: Directive
+    image: Directive | None  # None: what `trainwright image` makes of base_image
+    data_cache_dir: str | None  # None: data is read where it is
+    data_copy: Literal["mount", "rsync"]
+    max_time: Duration | None  # None: no limit
+    virtual_pipeline_model_parallel_size: Count | None  # None: stages are not cut
+    overlap_p2p_comm: bool
+    batch_p2p_comm: bool
+    ub_tp_comm_overlap: bool
+    activations_checkpoint_method: Literal["uniform", "block"]
+    activations_checkpoint_num_layers: Count
+    num_micro_batches_with_partial_activation_checkpoints: Count | None  # None: all alike
+    activations_checkpoint_layers_per_pipeline: Count | None  # None: all stages alike
+    grad_div_ar_fusion: bool
+    gradient_accumulation_fusion: bool
+    bias_activation_fusion: bool
+    bias_dropout_add_fusion: bool
+    masked_softmax_fusion: bool
+    megatron_amp_O2: bool  # noqa: N815 (NeMo's spelling)
+    native_amp_init_scale: Count
+    native_amp_growth_interval: Count
+    hysteresis: Count
+    transformer_engine: bool
+    fp8: bool
+    fp8_e4m3: bool
+    fp8_hybrid: bool
+    fp8_margin: int
+    fp8_interval: Count
+    fp8_amax_history_len: Count
+    fp8_amax_compute_algo: Literal["max", "most_recent"]
+    fp8_wgrad: bool
+    optim: NemoOptim
+    dataloader_type: Literal["single", "cyclic"]
+    reset_position_ids: bool
+    reset_attention_mask: bool
+    eod_mask_loss: bool
+    nsys_profile: NemoNsysProfile
+
+
+class NxdtFusions(Section):
+    softmax: bool
+    flash_attention: bool
+
+
+class NxdtBackend(Section):
+    kind: Literal["nxdt"]
+    python: str
+    nxdt_dir: str
+    model_dir: str
+    pretrained_dir: str
+    chat_template: str | None  # None: the fetched tokenizer's own
+    packing: bool
+    dev_choose_samples: Count | None  # None: all
+    precision: Literal["mixed_precision_sr", "autocast"] | None  # None: what trainer.precision says
+    virtual_pipeline_model_parallel_size: Count
+    zero1: bool
+    fuse_qkv: bool
+    transpose_nki_inputs: bool
+    fusions: NxdtFusions
+    activations_checkpoint_recompute: tuple[str, ...]
+    log_parameter_norm: bool
+    log_gradient_norm: bool
+    use_master_weights_in_ckpt: bool
+    compiler_flags: str
+    compiler_cache_url: str
+    async_exec_max_inflight_requests: Count
+    bucket_size_collectives: Count
+    neuron_rt_exec_timeout: Count
+    neuron_experimental_compress_rg: bool
+    max_open_files: Count
+    reserved_port: Annotated[int, Field(ge=1, lt=2**16)] | None  # None: no fixed port, so none to keep free
+
+
+Backend = Annotated[NativeBackend | NemoBackend | NxdtBackend, Field(discriminator="kind")]
 
 
 class _Launcher(Section):
@@ -182,6 +294,7 @@ class SlurmLauncher(_Launcher):
     python: str
     # Directives; for all of them None leaves the choice to the cluster.
     partition: Directive | None
+    cpu_partition: Directive | None  # None: `partition`
     account: Directive | None
     qos: Directive | None
     time: Duration
@@ -222,8 +335,36 @@ class VertexLauncher(_Launcher):
     python: str
     project: str
     location: str
+    locations: tuple[str, ...]
+    bucket_mount: str
+    bucket_url: str
+    image: str | None  # None: the backend's
+    machine: str | None  # None: hardware of no cloud, which preflight refuses
+    boot_disk_type: str | None  # None: the machine's default
+    boot_disk_size_gb: Count
+    service_account: str | None  # None: the project's default
+    network: str | None  # None: none of the user's
+    labels: dict[str, str]
+    strategy: Literal["STANDARD", "SPOT", "FLEX_START"]
+    max_wait_s: Annotated[int, Field(ge=0)] | None  # None: Vertex AI's default, 24 hours; 0: for ever
     time: Duration
+    restart_on_worker_restart: bool
+    disable_retries: bool
+    persistent_resource: str | None  # None: machines of the job's own
+    reservation: str | None  # None: no reservation
+    tensorboard: str | None  # None: not streamed
+    enable_web_access: bool
+    encryption_key: str | None  # None: Google's keys
+    stages: Literal["container", "jobs"]
+    scratch_dir: str | None  # None: files that grow are written to the run directory itself
+    api_endpoint: str | None  # None: Google's, of each location
     wait: bool
+    debug: bool
+
+    @property
+    def all_locations(self) -> tuple[str, ...]:
+        """The regions in which a job may run, in the order in which they are tried."""
+        return tuple(dict.fromkeys((self.location, *self.locations)))
 
 
 Launcher = Annotated[LocalLauncher | SlurmLauncher | VertexLauncher, Field(discriminator="kind")]
@@ -237,7 +378,20 @@ class Hardware(Section):
     device_memory_gib: Annotated[float, Field(gt=0)]
     peak_tflops: Annotated[float, Field(gt=0)] | None  # None: unknown
     machine: str | None  # None: this machine
+    accelerator_type: str | None  # None: Vertex AI has no such accelerator, or none is there
     cpus: Count | None  # None: as many as the scheduler gives
+    lnc: Literal[1, 2] | None  # None: no Trainium, or one without the choice
+    env: dict[str, str]
+
+    @property
+    def neuron_generation(self) -> Literal["trn1", "trn2"]:
+        """Whose rules of sharding hold; hardware that is no Trainium counts as the first."""
+        return "trn2" if (self.machine or "").startswith("trn2") else "trn1"
+
+
+# Keys of paths, or of what may be one. An interpreter may be a bare name, so it is none of them.
+_DATA_PATHS = ("train_path", "val_path", "train_source", "val_source", "cache_dir", "index_mapping_dir")
+_BACKEND_PATHS = ("nxdt_dir", "model_dir", "pretrained_dir", "compiler_cache_url", "data_cache_dir")
 
 
 class RunConfig(Section):
@@ -268,6 +422,13 @@ class RunConfig(Section):
         if self.stages is not None and self.stages_from is not None:
             yield f"stages_from: {self.stages_from} with stages={list(self.stages)}; give one of the two"
         yield from self._contradict_exp_manager()
+        manager = self.exp_manager
+        for key, path in (("exp_dir", manager.exp_dir), ("explicit_log_dir", manager.explicit_log_dir)):
+            if path is not None and "://" in path:
+                yield (
+                    f"exp_manager.{key}: {path} is a URL, and nodes see buckets as folders; "
+                    f"use launcher=vertex and write /gcs/{path.partition('://')[2]}"
+                )
         if self.launcher.kind == "slurm" and len(self.exp_manager.exp_dir.splitlines()) > 1:
             yield f"exp_manager.exp_dir: {self.exp_manager.exp_dir!r} has a line break, which no batch script can hold"
         longest = self.model.max_position_embeddings
@@ -320,12 +481,14 @@ class RunConfig(Section):
 
     def with_absolute_paths(self, base: Path) -> "RunConfig":
         """Return the same config with its paths made absolute, so that a record means the same from everywhere."""
-        data, manager = self.data, self.exp_manager
+        data, manager, source = self.data, self.exp_manager, self.model.source
 
         def absolute(path: str) -> str:
-            return path if path.startswith("<site.") else os.path.normpath(base / path)
+            is_url = "://" in path
+            return path if is_url or path.startswith("<site.") else os.path.normpath(base / path)
 
-        # A text's bare name may be one that is shipped, and a site that is unset stays recognisable.
+        # A text's bare name may be one that is shipped, and a site that is unset stays recognisable. NAME/NAME is a
+        # model of the hub: a directory beside the command is ./NAME/NAME.
         is_path = data.text is not None and ("/" in data.text or (base / data.text).is_file())
         prefix = data.data_prefix and tuple(
             absolute(part) if isinstance(part, str) else part for part in data.data_prefix
@@ -336,11 +499,22 @@ class RunConfig(Section):
                     update={
                         "text": absolute(data.text) if data.text is not None and is_path else data.text,
                         "data_prefix": prefix,
+                        "tokenizer": data.tokenizer.with_absolute_path(base),
                         **{
                             key: path and absolute(path)
                             for key, path in data.model_dump().items()
-                            if key in ("train_path", "val_path", "cache_dir", "index_mapping_dir")
+                            if key in _DATA_PATHS
                         },
+                    }
+                ),
+                "model": self.model.model_copy(
+                    update={"source": absolute(source) if source is not None and source[:1] in "./" else source}
+                ),
+                "backend": self.backend.model_copy(
+                    update={
+                        key: path and absolute(path)
+                        for key, path in self.backend.model_dump().items()
+                        if key in _BACKEND_PATHS
                     }
                 ),
                 "exp_manager": manager.model_copy(

@@ -18,7 +18,7 @@ def _lines(problem: Any, tree: Mapping[Any, Any], root: type[BaseModel]) -> list
     path = _key_path(list(problem["loc"]), tree, is_absent=kind in ("extra_forbidden", "missing"))
     key = ".".join(map(str, path))
     if kind == "extra_forbidden":
-        return [f"{key}: unknown key{_nearest(path, root)}"]
+        return [f"{key}: unknown key{_nearest(path, tree, root)}"]
     if kind == "missing":
         return [f"{key}: missing; its group's file in conf/ lists it with its legal values"]
     value = _value_at(path, tree)
@@ -71,9 +71,11 @@ def _value_at(path: list[Any], tree: Any) -> Any:
     return tree
 
 
-def _nearest(path: list[Any], root: type[BaseModel]) -> str:
+def _nearest(path: list[Any], tree: Any, root: type[BaseModel]) -> str:
     """Return the hint for an unknown key: the nearest key of its section, else all of them."""
-    known = sorted({key for section in _sections_at(path[:-1], root) for key in section.model_fields})
+    kind = _value_at(path[:-1], tree).get("kind")
+    sections = [one for one in _sections_at(path[:-1], root) if _is_of_kind(one, kind)]
+    known = sorted({key for section in sections for key in section.model_fields})
     close = difflib.get_close_matches(str(path[-1]), known, n=1)
     if close:
         return f"; did you mean {'.'.join([*map(str, path[:-1]), close[0]])}?"
@@ -87,6 +89,12 @@ def _sections_at(path: list[Any], root: type[BaseModel]) -> list[type[BaseModel]
         annotations = [section.model_fields[part].annotation for section in sections if part in section.model_fields]
         sections = [member for annotation in annotations for member in _members(annotation)]
     return sections
+
+
+def _is_of_kind(section: type[BaseModel], kind: object) -> bool:
+    """Return whether a section may say that it is of that kind; one that has no kinds may."""
+    kinds = get_args(section.model_fields["kind"].annotation) if "kind" in section.model_fields else ()
+    return not kinds or kind is None or kind in kinds
 
 
 def _members(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -5,7 +5,7 @@ Making a plan never fails: where sizes do not divide it rounds down, and preflig
 
 from dataclasses import dataclass
 
-from trainwright.config import BackendKind, Model, Precision, RunConfig
+from trainwright.config import BackendKind, Model, NemoBackend, Precision, RunConfig
 
 GIB = 2**30
 
@@ -17,6 +17,10 @@ _STATE_BYTES: dict[BackendKind, dict[Precision, int]] = {
     "nemo": {"32-true": 16, "bf16-mixed": 18, "16-mixed": 18, "bf16-true": 18},
     "nxdt": {"32-true": 16, "bf16-mixed": 12, "16-mixed": 12, "bf16-true": 12},
 }
+
+
+# Of those, what NeMo's distributed optimizer spreads over data parallel ranks: master weights and moments.
+_DISTRIBUTED_BYTES: dict[Precision, int] = {"32-true": 8, "bf16-mixed": 12, "16-mixed": 12, "bf16-true": 12}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +63,7 @@ def make_plan(config: RunConfig) -> Plan:
         consumed_tokens=consumed_samples * data.seq_length,
         padded_vocab_size=vocab,
         num_parameters=parameters,
-        state_bytes=parameters * _STATE_BYTES[config.backend.kind][config.trainer.precision] // state_shards,
+        state_bytes=_state_bytes(config, parameters, replicas) // state_shards,
         activation_bytes=_activation_bytes(config, vocab),
         checkpoint_bytes=12 * parameters,  # fp32 weights and Adam's two moments
     )
@@ -129,6 +133,16 @@ def train_flops_per_token(model: Model, seq_length: int, padded_vocab: int) -> i
         looked_up += model.max_position_embeddings * model.hidden_size
     products = num_parameters(model, padded_vocab) - looked_up
     return 6 * products + 12 * model.num_layers * model.hidden_size * seq_length
+
+
+def _state_bytes(config: RunConfig, parameters: int, replicas: int) -> int:
+    """Return what weights, gradients and optimizer state take on a device that holds the whole model."""
+    backend, precision = config.backend, config.trainer.precision
+    held = _STATE_BYTES[backend.kind][precision]
+    if isinstance(backend, NemoBackend) and backend.optim.name == "distributed_fused_adam":
+        spread = _DISTRIBUTED_BYTES[precision]
+        return parameters * (held - spread) + parameters * spread // replicas
+    return parameters * held
 
 
 def _activation_bytes(config: RunConfig, vocab: int) -> int:

@@ -25,7 +25,7 @@ def render(job: JobSpec, config: RunConfig) -> str:
         job=job,
         directives=list(_directives(job, config, launcher)),
         setup=launcher.setup,
-        srun=list(_srun_words(config, launcher, image)),
+        srun=list(_srun_words(job, config, launcher, image)),
         worker=shlex.join([job.python, *worker]),
         announce=shlex.join([_HOST_PYTHON if image else job.python, *worker, "--announce-requeue"]),
     )
@@ -47,22 +47,23 @@ def slurm_time(seconds: int) -> str:
 def _directives(job: JobSpec, config: RunConfig, launcher: SlurmLauncher) -> Iterator[str]:
     log = str(RunPaths(job.run_dir).job_log(job.stage, job.attempt)).replace("%", "%%")
     own = comment(job.run_id, job.stage, job.attempt)
-    gpus = f"gpu:{job.devices}" if config.hardware.accelerator == "gpu" else None
+    gpus = f"gpu:{job.devices}" if config.hardware.accelerator == "gpu" and job.devices else None
+    is_elsewhere = _runs_elsewhere(job, launcher)
     valued = {
         "job-name": job.lane or f"{job.run_id}-{job.stage}",
         "comment": f"{own} {launcher.comment}" if launcher.comment else own,
-        "partition": launcher.partition,
+        "partition": launcher.cpu_partition if is_elsewhere else launcher.partition,
         "account": launcher.account,
         "qos": launcher.qos,
         "time": None if job.time_limit_s is None else slurm_time(job.time_limit_s),
         "signal": f"USR1@{launcher.signal_s}",
         "nodes": str(job.num_nodes),
         "ntasks-per-node": "1",
-        "cpus-per-task": None if launcher.cpus_per_task is None else str(launcher.cpus_per_task),
+        "cpus-per-task": None if launcher.cpus_per_task is None or is_elsewhere else str(launcher.cpus_per_task),
         "mem": launcher.mem,
-        "gres": launcher.gres or gpus,
-        "constraint": launcher.constraint,
-        "nodelist": launcher.nodelist,
+        "gres": None if job.devices == 0 else launcher.gres or gpus,
+        "constraint": None if is_elsewhere else launcher.constraint,
+        "nodelist": None if is_elsewhere else launcher.nodelist,
         "exclude": launcher.exclude,
         "reservation": launcher.reservation,
         "mail-type": launcher.mail_type,
@@ -78,10 +79,16 @@ def _directives(job: JobSpec, config: RunConfig, launcher: SlurmLauncher) -> Ite
     yield from launcher.extra
 
 
-def _srun_words(config: RunConfig, launcher: SlurmLauncher, image: str | None) -> Iterator[str]:
+def _runs_elsewhere(job: JobSpec, launcher: SlurmLauncher) -> bool:
+    """Return whether a stage without accelerator has nodes of its own, of which we know no sizes and features."""
+    return job.devices == 0 and launcher.cpu_partition is not None
+
+
+def _srun_words(job: JobSpec, config: RunConfig, launcher: SlurmLauncher, image: str | None) -> Iterator[str]:
     # Each worker stops its ranks politely when another node fails; srun must neither hurry nor interfere.
     yield "--kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1 --cpu-bind=none"
-    if launcher.cpus_per_task is not None:  # since Slurm 22.05 srun does not take it from sbatch
+    # Since Slurm 22.05 srun does not take it from sbatch.
+    if launcher.cpus_per_task is not None and not _runs_elsewhere(job, launcher):
         yield f"--cpus-per-task={launcher.cpus_per_task}"
     if image is not None:
         exp_dir = config.exp_manager.exp_dir

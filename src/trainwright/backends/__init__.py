@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from trainwright.backends.native.render import render as render_native
+from trainwright.backends.nemo.render import render as render_nemo
+from trainwright.backends.nxdt.render import render as render_nxdt
 from trainwright.config import RunConfig
 from trainwright.job import JobSpec
 from trainwright.plan import Plan
@@ -17,4 +19,4 @@ class Render(Protocol):
     ) -> tuple[JobSpec, ...]: ...
 
 
-RENDERERS: Mapping[str, Render] = {"native": render_native}
+RENDERERS: Mapping[str, Render] = {"native": render_native, "nemo": render_nemo, "nxdt": render_nxdt}

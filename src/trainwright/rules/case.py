@@ -24,8 +24,11 @@ class Facts:
     missing_files: Mapping[str, str] = field(default_factory=dict)  # path by key
     missing_packages: tuple[tuple[str, str], ...] = ()  # (package, the extra of ours that brings it)
     max_token_id: int | None = None  # largest token of data.data_prefix; None: not looked at
+    num_sequences: Mapping[str, int] = field(default_factory=dict)  # by prefix of data.data_prefix, as far as seen
+    tokenizer_vocab_size: int | None = None  # of a tokenizer in a directory here; None: not looked at
     free_bytes: int | None = None  # on the disk of exp_manager.exp_dir; None: not on this machine
     scheduler_problems: tuple[tuple[str, str], ...] = ()  # (what is wrong, what to do), as the scheduler tells
+    bucket_problems: tuple[tuple[str, str], ...] = ()  # (what is wrong, what to do) about writing runs to their bucket
     changed_keys: tuple[str, ...] = ()  # a resumed run: `key: old -> new`
     code: CodeState | None = None  # None: the run starts in no git repository
     unset_env: tuple[str, ...] = ()  # variables of launcher.env_from that this command does not have

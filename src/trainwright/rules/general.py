@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from trainwright.dataset.splits import empty_split
 from trainwright.exp_manager import idle_keys
 from trainwright.plan import GIB, model_parallel_size, multiples_around
 from trainwright.rules.case import Case, Rule, is_below, leaves
@@ -30,11 +31,13 @@ def _not_built(case: Case) -> Iterator[tuple[str, str]]:
     if config.backend.kind == "native":
         if config.model.architecture not in _ARCHITECTURES["native"]:
             yield f"model={config.model.name}: {config.model.architecture} training is not built yet", instead
-        elif config.data.kind != "gpt":
+        elif config.data.kind not in ("gpt", "sft"):
             yield f"data={config.data.name}: backend=native does not read data.kind={config.data.kind} yet", instead
         if config.exp_manager.resume_from_checkpoint is not None:
             path = config.exp_manager.resume_from_checkpoint
             yield f"exp_manager.resume_from_checkpoint={path}: native begins no run with another's checkpoint", instead
+        if config.trainer.recompute == "selective":
+            yield "trainer.recompute=selective: backend=native computes all layers again or none", "use full or none"
         if model_parallel_size(config) > 1:
             sizes = config.parallelism.model_dump(
                 include={"tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"}
@@ -121,12 +124,35 @@ def _vocabulary(case: Case) -> Iterator[tuple[str, str]]:
             f"data.tokenizer.vocab_size={data.tokenizer.vocab_size} is more than model.vocab_size={entries}",
             f"set model.vocab_size={data.tokenizer.vocab_size} or choose the model's own tokenizer",
         )
+    tokens = case.facts.tokenizer_vocab_size
+    if tokens is not None and tokens > max(entries, data.tokenizer.vocab_size):
+        yield (
+            f"data.tokenizer.name={data.tokenizer.name} has {tokens} tokens, but model.vocab_size={entries} and "
+            f"data.tokenizer.vocab_size={data.tokenizer.vocab_size}",
+            f"set both to {tokens} or choose the model's own tokenizer",
+        )
     largest = case.facts.max_token_id
     if largest is not None and largest >= entries:
         yield (
             f"data.data_prefix holds token {largest}, but model.vocab_size={entries}",
             f"set model.vocab_size={largest + 1} or more, or choose data of the model's tokenizer",
         )
+
+
+def _sft_unmasked(case: Case) -> Iterator[tuple[str, str]]:
+    if case.config.backend.kind == "native" and case.config.data.kind == "sft":
+        yield (
+            f"data={case.config.data.name}: backend=native trains on every token of a record, those of prompts too, "
+            "and cuts samples across records",
+            "take its loss for one over prompts and responses, or allow=[sft-unmasked]",
+        )
+
+
+def _empty_split(case: Case) -> Iterator[tuple[str, str]]:
+    for prefix, num_sequences in case.facts.num_sequences.items():
+        problem = empty_split(case.config.data.splits_string, num_sequences, f"{prefix}.idx")
+        if problem is not None:
+            yield problem
 
 
 def _missing_file(case: Case) -> Iterator[tuple[str, str]]:
@@ -179,6 +205,11 @@ def _on_failure(case: Case) -> Iterator[tuple[str, str]]:
         yield (
             "on_failure=stop holds nothing back where launcher=slurm takes all runs of a sweep at once",
             "set launcher.max_parallel: a run then waits for the success of the one before it in its lane",
+        )
+    if config.on_failure == "stop" and config.launcher.kind == "vertex":
+        yield (
+            "on_failure=stop holds nothing back: launcher=vertex takes all runs of a sweep at once",
+            "use on_failure=continue and trainwright cancel SWEEP",
         )
 
 
@@ -289,6 +320,20 @@ RULES = (
         find=_vocabulary,
     ),
     Rule(
+        id="sft-unmasked",
+        severity="warning",
+        condition="backend=native reads instruction data as plain text: no mask, no packing",
+        source="trainwright.backends.native.data",
+        find=_sft_unmasked,
+    ),
+    Rule(
+        id="empty-split",
+        severity="error",
+        condition="data.splits_string leaves a part of a data set of data.data_prefix without any sequence",
+        source="megatron.core.datasets.gpt_dataset, 0.5: it counts epochs of a part without tokens for ever",
+        find=_empty_split,
+    ),
+    Rule(
         id="missing-file",
         severity="error",
         condition="a data file that this machine should have is not there",
@@ -338,8 +383,8 @@ RULES = (
     Rule(
         id="on-failure",
         severity="error",
-        condition="on_failure=stop without the lanes that it needs on Slurm",
-        source="sbatch --dependency=afterok,singleton",
+        condition="on_failure=stop without the lanes that it needs on Slurm, or on Vertex AI, which has none",
+        source="sbatch --dependency=afterok,singleton; Vertex AI knows no dependencies between jobs",
         find=_on_failure,
     ),
     Rule(

@@ -16,28 +16,28 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 _EXIT_INTERRUPTED = 130  # as a shell names Ctrl-C
-_RUN = "run id, unique prefix of one, path, or -1 for the newest, -2 for the one before"
+RUN = "run id, unique prefix of one, path, or -1 for the newest, -2 for the one before"
 
 
 def add_to(commands: Any) -> None:
     """Add these commands to the sub-commands of the command line."""
-    ps = _add(commands, "ps", _ps, "list runs, oldest first")
+    ps = add_command(commands, "ps", _ps, "list runs, oldest first")
     ps.add_argument("--state", action="append", metavar="STATE", help="only runs in this state (repeatable)")
     ps.add_argument("-n", "--last", type=_count, metavar="N", help="only the N newest")
-    _add(commands, "status", _status, "show all that is known of a run").add_argument(
-        "target", metavar="RUN", help=_RUN
+    add_command(commands, "status", _status, "show all that is known of a run").add_argument(
+        "target", metavar="RUN", help=RUN
     )
-    logs = _add(commands, "logs", _logs, "print what a rank of a run prints")
-    logs.add_argument("target", metavar="RUN", help=_RUN)
+    logs = add_command(commands, "logs", _logs, "print what a rank of a run prints")
+    logs.add_argument("target", metavar="RUN", help=RUN)
     logs.add_argument(
         "-f", "--follow", action="store_true", help="go on until the run is over; exit code 1 if it fails"
     )
     logs.add_argument("--rank", type=int, help="global rank (default: the first that failed, else 0)")
     logs.add_argument("--stage", help="stage of the run (default: the newest that started)")
     logs.add_argument("--attempt", type=int, help="attempt at the run (default: the newest that started)")
-    cancel = _add(commands, "cancel", _cancel, "end a run, or all runs of a sweep", takes_sweeps=True)
+    cancel = add_command(commands, "cancel", _cancel, "end a run, or all runs of a sweep", takes_sweeps=True)
     cancel.add_argument("--yes", action="store_true", help="do not ask (not a terminal: it never asks)")
-    retry = _add(
+    retry = add_command(
         commands, "retry", _retry, "start again, under the same run ids, what did not succeed", takes_sweeps=True
     )
     retry.add_argument("--failed", action="store_true", help="only what failed, not what never started or was stopped")
@@ -45,27 +45,28 @@ def add_to(commands: Any) -> None:
         "--accept-changes", action="store_true", help="although the files in conf/ now compose to another config"
     )
     for parser in (cancel, retry):
-        parser.add_argument("target", metavar="RUN|SWEEP", help=f"sweep id, or {_RUN}")
-    resume = _add(commands, "resume", _resume, "continue a run from its newest complete checkpoint")
-    resume.add_argument("target", metavar="RUN", help=_RUN)
+        parser.add_argument("target", metavar="RUN|SWEEP", help=f"sweep id, or {RUN}")
+    resume = add_command(commands, "resume", _resume, "continue a run from its newest complete checkpoint")
+    resume.add_argument("target", metavar="RUN", help=RUN)
     resume.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="changes, such as trainer.max_steps=2000")
-    compare = _add(
+    compare = add_command(
         commands, "compare", _side_by_side, "show in which keys runs differ, and their metrics", takes_sweeps=True
     )
-    compare.add_argument("target", metavar="RUN", nargs="+", help=_RUN)
-    results = _add(
+    compare.add_argument("target", metavar="RUN", nargs="+", help=RUN)
+    results = add_command(
         commands,
         "results",
         _side_by_side,
         "show a sweep as a table of its differing keys and metrics",
         takes_sweeps=True,
     )
-    results.add_argument("target", metavar="RUN|SWEEP", help=f"sweep id, or {_RUN}")
+    results.add_argument("target", metavar="RUN|SWEEP", help=f"sweep id, or {RUN}")
 
 
-def _add(
+def add_command(
     commands: Any, name: str, run: Callable[[argparse.Namespace], int], help: str, *, takes_sweeps: bool = False
 ) -> argparse.ArgumentParser:
+    """Add a command that names runs, with the options that all of these have, and return its parser."""
     parser: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
@@ -73,13 +74,17 @@ def _add(
         action="append",
         default=[],
         metavar="PATH",
-        help="where runs are looked for (repeatable; default: exp_manager.exp_dir of each launcher, as conf/ has it)",
+        help=(
+            "where runs are looked for, a folder or gs://BUCKET/FOLDER (repeatable; default: exp_manager.exp_dir of "
+            "each launcher, as conf/ has it)"
+        ),
     )
-    parser.set_defaults(run=lambda options: sys.exit(_guarded(run, options)), takes_sweeps=takes_sweeps)
+    parser.set_defaults(run=lambda options: sys.exit(guarded(run, options)), takes_sweeps=takes_sweeps)
     return parser
 
 
-def _guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+def guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    """Run a command and return its exit code; what is a user's to mend is printed as errors."""
     try:
         code = run(options)
         sys.stdout.flush()
@@ -99,12 +104,11 @@ def _guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespa
 
 
 def _ps(options: argparse.Namespace) -> int:
-    from trainwright.follow import find, overview, tables
+    from trainwright.follow import find, listing, tables
     from trainwright.follow.observe import confirm
 
     folders = find.exp_dirs(options.exp_dir)
-    runs = [overview.look(run) for run in find.find_runs(folders)]
-    runs = sorted(confirm(runs), key=lambda run: (run.created or "", run.run_id))
+    runs = sorted(confirm(listing.all_runs(folders)), key=lambda run: (run.created or "", run.run_id))
     if options.state:
         runs = [run for run in runs if run.state.state in [state.upper() for state in options.state]]
     runs = runs[-options.last :] if options.last else runs
@@ -134,6 +138,7 @@ def _ps(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
+    from trainwright import registry
     from trainwright.follow import tables
     from trainwright.node.run_paths import RunPaths
 
@@ -154,6 +159,7 @@ def _status(options: argparse.Namespace) -> int:
         "overrides": " ".join(run.overrides),
         "age": tables.age(run.created),
         "directory": str(run.run_dir),
+        "export": str(registry.newest_export(run.run_dir) or ""),
         "code": str(paths.code(run.state.attempt)) if paths.code(run.state.attempt).is_dir() else None,
         "unreadable": ", ".join(run.unreadable),
     }
@@ -182,7 +188,7 @@ def _status(options: argparse.Namespace) -> int:
 
 def _logs(options: argparse.Namespace) -> int:
     from trainwright.follow import logs
-    from trainwright.node import events
+    from trainwright.node import events, growing
 
     (run,) = _overviews(options)
     chosen = {"stage": options.stage, "rank": options.rank, "attempt": options.attempt}
@@ -190,7 +196,7 @@ def _logs(options: argparse.Namespace) -> int:
     if options.json:
         if options.follow:
             raise UserError("--json: gives what there is now; leave out --follow")
-        text = found.path.read_text(encoding="utf-8", errors="replace") if found is not None else ""
+        text = growing.read_bytes(found.path).decode("utf-8", "replace") if found is not None else ""
         whose = {key: getattr(found, key, None) for key in ("stage", "attempt", "rank")}
         path = None if found is None else str(found.path)
         return _print_json(run_id=run.run_id, **whose, path=path, lines=text.splitlines())
@@ -290,6 +296,7 @@ def _resume(options: argparse.Namespace) -> int:
 
 def _overviews(options: argparse.Namespace) -> "list[Overview]":
     """Return all runs that the command names, as they stand."""
+    from trainwright import storage
     from trainwright.follow import find, overview
     from trainwright.follow.observe import confirm
 
@@ -300,7 +307,8 @@ def _overviews(options: argparse.Namespace) -> "list[Overview]":
         places = [run for word in words for run in find.resolve(word, folders).runs]
     else:
         places = [find.resolve_run(word, folders) for word in words]
-    return confirm([overview.look(place) for place in dict.fromkeys(places)])
+    runs = list(dict.fromkeys(places))
+    return confirm(storage.in_parallel(overview.look, runs, runs))
 
 
 def _look(run: Path) -> "Overview":

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainwright import storage
 from trainwright.node.run_paths import RunPaths
 
 SCHEMA_VERSION = 1
@@ -77,7 +78,6 @@ def as_tree(code: CodeState | None) -> dict[str, Any] | None:
 def write(code: CodeState, paths: RunPaths, attempt: int) -> list[Path]:
     """Write commit, changes and the names of new files beside the record of an attempt; return the files."""
     folder = paths.code(attempt)
-    folder.mkdir(parents=True, exist_ok=True)
     state = {
         "schema_version": SCHEMA_VERSION,
         "directory": str(code.top),
@@ -85,14 +85,19 @@ def write(code: CodeState, paths: RunPaths, attempt: int) -> list[Path]:
         "changed": list(code.changed),
         "untracked": list(code.untracked),
     }
-    (folder / "state.json").write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
-    (folder / "changes.diff").write_bytes(code.diff)
-    return [folder / "state.json", folder / "changes.diff"]
+    text = json.dumps(state, indent=1) + "\n"
+    files = {folder / "state.json": text.encode("utf-8"), folder / "changes.diff": code.diff}
+    storage.write_all(files)
+    return list(files)
 
 
 def write_snapshot(code: CodeState, paths: RunPaths, attempt: int) -> None:
-    """Copy the code itself beside the record of an attempt."""
+    """Copy the code itself beside the record of an attempt; to a bucket, which has no links, what these lead to."""
     snapshot = paths.code_snapshot(attempt)
+    if storage.is_bucket(snapshot):
+        contents = {name: code.top / name for name in code.files() if (code.top / name).is_file()}
+        storage.write_all({snapshot / name: path.read_bytes() for name, path in contents.items()})
+        return
     for name in code.files():
         target = snapshot / name
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 `look` gathers what only the submitting machine can know; `check` is pure: values in, all findings out at once.
 """
 
+import contextlib
 import difflib
 import importlib.util
 import os
@@ -12,8 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainwright import storage
 from trainwright.code_state import CodeState
-from trainwright.config import RunConfig
+from trainwright.config import NxdtBackend, RunConfig
+from trainwright.dataset.hf_tokenizer import is_path
+from trainwright.dataset.index_header import HEADER, num_sequences
 from trainwright.errors import UserError
 from trainwright.places import corpus
 from trainwright.plan import Plan
@@ -81,6 +85,7 @@ def look(
     built_backends: Collection[str],
     built_launchers: Collection[str],
     scheduler_problems: tuple[tuple[str, str], ...] = (),
+    bucket_problems: tuple[tuple[str, str], ...] = (),
     code: CodeState | None = None,
 ) -> Facts:
     """Look at files, packages and disk as the run would find them: on this machine, or in Slurm's shared directory."""
@@ -88,22 +93,28 @@ def look(
         "built_backends": built_backends,
         "built_launchers": built_launchers,
         "scheduler_problems": scheduler_problems,
+        "bucket_problems": bucket_problems,
         "code": code,
         "unset_env": tuple(name for name in config.launcher.env_from if name not in os.environ),
         "exposed_env": _exposed_env(config),
+        # A dry run is made without a network, and one whose bucket fails is told of that.
+        "num_sequences": _num_sequences(config, may_ask_bucket=not config.dry_run and not bucket_problems),
     }
-    if config.launcher.kind == "vertex" or config.backend.kind != "native":
+    if config.launcher.kind == "vertex" or config.backend.kind == "nemo":
         return Facts(**known)
     if config.launcher.kind == "slurm":
         shared = config.site.slurm.shared_dir
         missing = {key: path for key, path in _missing_files(config).items() if is_below(path, shared)}
         free_bytes = _free_bytes(config.exp_manager.exp_dir) if os.path.isdir(shared) else None
         return Facts(**known, missing_files=missing, free_bytes=free_bytes)
+    if config.backend.kind != "native":
+        return Facts(**known, missing_files=_missing_files(config))
     return Facts(
         **known,
         missing_files=_missing_files(config),
         missing_packages=_missing_packages(config),
         max_token_id=_max_token_id(config),
+        tokenizer_vocab_size=_tokenizer_vocab_size(config),
         free_bytes=_free_bytes(config.exp_manager.exp_dir),
     )
 
@@ -119,12 +130,28 @@ def _exposed_env(config: RunConfig) -> tuple[tuple[str, str], ...]:
 def _missing_files(config: RunConfig) -> dict[str, str]:
     data = config.data
     wanted = {"data.train_path": data.train_path, "data.val_path": data.val_path}
+    if isinstance(config.backend, NxdtBackend):
+        wanted = _wanted_by_nxdt(config, config.backend)
     if data.text is not None and corpus(data.text) is None:
         wanted["data.text"] = data.text
     wanted.update({f"exp_manager.files_to_copy[{i}]": path for i, path in enumerate(_files_to_copy(config))})
+    if is_path(data.tokenizer.name or ""):
+        wanted["data.tokenizer.name"] = f"{data.tokenizer.name}/tokenizer.json"
     for prefix in _prefixes(config):
         wanted["data.data_prefix"] = f"{prefix}.idx" if os.path.isfile(f"{prefix}.bin") else f"{prefix}.bin"
     return {key: path for key, path in wanted.items() if path and "<site." not in path and not os.path.isfile(path)}
+
+
+def _wanted_by_nxdt(config: RunConfig, backend: NxdtBackend) -> dict[str, str | None]:
+    """Return what a chain of NxDT's stages begins with: what it fetches itself, not where it puts that."""
+    data, source = config.data, config.model.source or ""
+    files = {
+        "data.train_source" if data.train_source else "data.train_path": data.train_source or data.train_path,
+        "data.val_source" if data.val_source else "data.val_path": data.val_source or data.val_path,
+        "backend.nxdt_dir": f"{backend.nxdt_dir}/examples/training_orchestrator.py",
+        "model.source": f"{source}/config.json" if is_path(source) else None,
+    }
+    return {key: path for key, path in files.items() if path and "://" not in path}
 
 
 def _prefixes(config: RunConfig) -> list[str]:
@@ -144,8 +171,30 @@ def _max_token_id(config: RunConfig) -> int | None:
     return max(inspect_prefix(Path(prefix)).max_token_id for prefix in prefixes)
 
 
+def _num_sequences(config: RunConfig, *, may_ask_bucket: bool) -> dict[str, int]:
+    """Return how many sequences the data sets have, as far as their indices can be read from here."""
+    launcher, counts = config.launcher, {}
+    is_remote = launcher.kind == "vertex" and "://" in launcher.bucket_url
+    for prefix in _prefixes(config):
+        if "<site." in prefix or (is_remote and not may_ask_bucket):
+            continue
+        index = storage.seen_from_here(config, f"{prefix}.idx")
+        with contextlib.suppress(*storage.failures(index)):
+            counts[prefix] = num_sequences(storage.read_head(index, HEADER.size))
+    return {prefix: count for prefix, count in counts.items() if count is not None}
+
+
+def _tokenizer_vocab_size(config: RunConfig) -> int | None:
+    tokenizer = config.data.tokenizer
+    if tokenizer.type != "huggingface" or not os.path.isdir(tokenizer.name or "") or _missing_packages(config):
+        return None
+    from trainwright.dataset.tokenizer import load_tokenizer
+
+    return load_tokenizer(tokenizer.type, tokenizer.name).vocab_size
+
+
 def _missing_packages(config: RunConfig) -> tuple[tuple[str, str], ...]:
-    wanted = [("torch", "native"), ("lightning", "native"), ("transformers", "native")]
+    wanted = [(name, "native") for name in ("torch", "lightning", "transformers", "tokenizers")]
     if config.exp_manager.create_wandb_logger:
         wanted.append(("wandb", "wandb"))
     if config.exp_manager.create_mlflow_logger:

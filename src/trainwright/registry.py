@@ -4,8 +4,8 @@ import dataclasses
 import json
 import platform
 import secrets
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -14,13 +14,13 @@ from typing import Any
 
 import yaml
 
-from trainwright import code_state
+from trainwright import code_state, storage
 from trainwright.code_state import CodeState
 from trainwright.config import RunConfig
 from trainwright.errors import UserError
 from trainwright.exp_manager import run_dir, run_name
 from trainwright.job import JobSpec
-from trainwright.node import events, processes
+from trainwright.node import commit, events, processes
 from trainwright.node.run_paths import RunPaths, SweepPaths
 from trainwright.node.run_state import RunState, fold
 from trainwright.plan import Plan
@@ -34,7 +34,10 @@ _FREE_TO_CHANGE = (
     "run_id", "allow", "code", "dry_run", "on_failure", "max_jobs", "stages", "stages_from", "site", "launcher",
     "hardware", "exp_manager", "data.cache_dir", "data.index_mapping_dir", "data.num_workers", "trainer.max_steps",
     "trainer.val_check_interval", "trainer.limit_val_batches", "trainer.log_every_n_steps", "trainer.num_threads",
-    "trainer.enable_progress_bar", "parallelism.strategy", "model.trains_on",
+    "trainer.enable_progress_bar", "parallelism.strategy", "model.trains_on", "backend.python", "backend.nxdt_dir",
+    "model.chat_template", "backend.compiler_cache_url", "backend.async_exec_max_inflight_requests",
+    "backend.neuron_rt_exec_timeout", "backend.max_open_files", "backend.reserved_port", "data.train_source",
+    "data.val_source",
 )  # fmt: skip
 _NOT_EVEN_SO = ("exp_manager.ema",)  # what a validation measures
 
@@ -55,7 +58,8 @@ class RunRecord:
 
     @property
     def run_dir(self) -> Path:
-        return run_dir(self.config, self.run_id)
+        """Where the run lies as seen from here; its jobs hold the nodes' view."""
+        return storage.seen_from_here(self.config, str(run_dir(self.config, self.run_id)))
 
 
 def new_id(name: str, is_taken: Callable[[str], bool] = lambda made: False) -> str:
@@ -68,7 +72,8 @@ def new_id(name: str, is_taken: Callable[[str], bool] = lambda made: False) -> s
 def last_attempt(run: Path) -> int:
     """Return the newest recorded attempt of a run, 0 where there is no run."""
     paths, attempt = RunPaths(run), 0
-    while paths.record(attempt + 1).is_file():
+    names = storage.names(paths.own)
+    while paths.record(attempt + 1).name in names:
         attempt += 1
     return attempt
 
@@ -102,37 +107,53 @@ def _is_free_to_change(path: str) -> bool:
 def create(record: RunRecord, *, at: Path | None = None) -> list[Path]:
     """Write the record of a run and return the files. `at` is where instead of the run's directory (a dry run).
 
-    The directory is made exclusively and, if anything goes wrong, not left half made. Raises UserError when the disk
-    does not take it or another process made the same run or attempt first.
+    If anything goes wrong, the directory is not left half made. Raises UserError when the disk or the bucket does not
+    take it or another process made the same run or attempt first.
     """
     paths = RunPaths(at or record.run_dir)
-    is_new = at is not None or record.attempt == 1
+    key = "exp_manager.dry_run_dir" if at else "exp_manager.exp_dir"
     try:
-        if is_new:
-            paths.run_dir.parent.mkdir(parents=True, exist_ok=True)
-            paths.run_dir.mkdir()
-        return _write(record, paths)
+        with storage.reached(paths.run_dir, key), _claimed(record, paths, is_new=at is not None or record.attempt == 1):
+            return _write(record, paths)
     except FileExistsError as error:
         raise UserError(f"run_id: another process is starting {record.run_id} at this moment; wait for it") from error
     except OSError as error:
-        if is_new:
-            shutil.rmtree(paths.run_dir, ignore_errors=True)
-        key = "exp_manager.dry_run_dir" if at else "exp_manager.exp_dir"
         raise UserError(
             f"{key}: {paths.run_dir} cannot be written: {error.strerror}; free space or choose another"
         ) from error
 
 
+@contextmanager
+def _claimed(record: RunRecord, paths: RunPaths, *, is_new: bool) -> Iterator[None]:
+    """Have an attempt at a run to ourselves: its directory, if new, and its record are made exclusively.
+
+    On a bucket, where nobody can make a directory exclusively, the record alone is the claim.
+    """
+    text = yaml.safe_dump(_as_tree(record), sort_keys=False, allow_unicode=True)
+    if storage.is_bucket(paths.run_dir):
+        events.publish(paths.record(record.attempt), text)
+    elif is_new:
+        paths.run_dir.parent.mkdir(parents=True, exist_ok=True)
+        paths.run_dir.mkdir()
+    try:
+        if not storage.is_bucket(paths.run_dir):
+            for folder in (paths.jobs, paths.logs):
+                folder.mkdir(parents=True, exist_ok=True)
+            events.publish(paths.record(record.attempt), text)
+        yield
+    except BaseException:
+        if is_new:
+            storage.remove(paths.run_dir)
+        raise
+
+
 def _write(record: RunRecord, paths: RunPaths) -> list[Path]:
-    for folder in (paths.jobs, paths.logs):
-        folder.mkdir(parents=True, exist_ok=True)
-    texts = {paths.record(record.attempt): yaml.safe_dump(_as_tree(record), sort_keys=False, allow_unicode=True)}
+    """Write all but the record itself, the event last: only then is there a run."""
+    texts = {}
     for job in record.jobs:
         texts[paths.job(record.attempt, job.stage)] = job.to_json()
         texts.update({paths.own / name: text for name, text in job.files.items()})
-    for path, text in texts.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        events.publish(path, text)
+    storage.in_parallel(lambda path: _publish(path, texts[path]), list(texts), texts)
     build_worker(paths.worker)
     code_files = code_state.write(record.code, paths, record.attempt) if record.code is not None else []
     if record.code is not None and record.config.code == "snapshot":
@@ -150,7 +171,13 @@ def _write(record: RunRecord, paths: RunPaths) -> list[Path]:
         max_steps=record.config.trainer.max_steps,
         overrides=list(record.overrides),
     )
-    return [*texts, paths.worker, *code_files, event]
+    return [paths.record(record.attempt), *texts, paths.worker, *code_files, event]
+
+
+def _publish(path: Path, text: str) -> None:
+    if not storage.is_bucket(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    events.publish(path, text)
 
 
 def _as_tree(record: RunRecord) -> dict[str, Any]:
@@ -175,16 +202,16 @@ def _as_tree(record: RunRecord) -> dict[str, Any]:
 def create_sweep(records: Sequence[RunRecord]) -> Path:
     """List the runs of a sweep before the first is submitted, so that a crash shows what never started."""
     first = records[0].config
-    paths = SweepPaths(first.exp_manager.exp_dir, run_name(first), new_id(first.name))
+    exp_dir = storage.seen_from_here(first, first.exp_manager.exp_dir)
+    paths = SweepPaths(exp_dir, run_name(first), new_id(first.name))
     listing = [
         {"number": number, "run_id": record.run_id, "run_dir": str(record.run_dir), "overrides": list(record.overrides)}
         for number, record in enumerate(records)
     ]
+    text = json.dumps({"schema_version": SCHEMA_VERSION, "jobs": listing}, indent=1)
     try:
-        paths.sweep_dir.mkdir(parents=True)
-        paths.jobs.write_text(
-            json.dumps({"schema_version": SCHEMA_VERSION, "jobs": listing}, indent=1), encoding="utf-8"
-        )
+        with storage.reached(paths.sweep_dir, "exp_manager.exp_dir"):
+            _publish(paths.jobs, text)
     except OSError as error:
         raise UserError(f"exp_manager.exp_dir: {paths.sweep_dir} cannot be written: {error.strerror}") from error
     return paths.sweep_dir
@@ -223,6 +250,14 @@ def states_before(record: RunRecord) -> dict[str | None, str]:
     history = events.read_events(RunPaths(record.run_dir)).events
     earlier = fold(event for event in history if event.attempt < record.attempt)
     return {stage.stage: stage.state for stage in earlier.stages}
+
+
+def newest_export(run_dir: Path) -> Path | None:
+    """Return the complete export of the largest step, a Hugging Face model; None where a run has none."""
+    exports = RunPaths(run_dir).exports
+    found = exports.glob("step=*") if exports.is_dir() else ()
+    complete = [path for path in found if commit.read_commit(path) is not None]
+    return max(complete, key=lambda path: int(path.name.partition("=")[2]), default=None)
 
 
 def results(run: Path) -> dict[str, Any] | None:

@@ -89,6 +89,28 @@ def test_where_hard_links_do_not_exist_events_are_still_written_once(
     assert names(paths) == [f"000{number}-submit-RUNNING.json" for number in (1, 2, 3)]
 
 
+def test_whoever_comes_second_on_a_bucket_mount_takes_the_next_number(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two mounts make a file of one name: the second learns it when it flushes, and must not remove the first's."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "no hard links here")
+
+    flush, flushed = os.fsync, []
+
+    def flush_second(descriptor: int) -> None:
+        flushed.append(descriptor)
+        if len(flushed) == 2:  # the draft was the first
+            raise OSError(errno.ESTALE, "another mount's file was there first")
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "fsync", flush_second)
+    events.append(paths, events.RUNNING, who="submit", stage="train", attempt=1)
+    assert names(paths) == ["0001-submit-RUNNING.json", "0002-submit-RUNNING.json"]
+
+
 def test_numbers_go_on_past_four_digits(paths: RunPaths) -> None:
     paths.events.mkdir(parents=True)
     (paths.events / "9999-submit-QUEUED.json").write_text("{}")

@@ -31,7 +31,8 @@ def cancel(run: Overview) -> Cancelled:
     if run.is_over or not open_stages:
         return Cancelled(run=run, state_before=run.state.state, is_cancelled_now=False)
     opened = scheduler.open_scheduler(config_of(run.run_dir))
-    job_ids = [run.job_ids[str(stage.stage)] for stage in open_stages if str(stage.stage) in run.job_ids]
+    of_stages = [run.job_ids[str(stage.stage)] for stage in open_stages if str(stage.stage) in run.job_ids]
+    job_ids = list(dict.fromkeys(of_stages))  # several stages may be one job
     if not job_ids and run.state.state == events.RUNNING:
         raise UserError(f"{run.run_id} trains inside its own command (hydra.mode=RUN); press Ctrl-C there")
     if job_ids:

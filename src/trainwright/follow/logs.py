@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from trainwright import storage
 from trainwright.errors import UserError
 from trainwright.follow import overview
 from trainwright.follow.observe import confirm
 from trainwright.follow.overview import Overview
-from trainwright.node import events
+from trainwright.node import events, growing
 from trainwright.node.run_paths import RunPaths
 
 _POLL_S = 0.2  # how far behind the run a follower may be
+_POLL_BUCKET_S = 2.0  # a look costs a dozen requests, and nodes copy there only now and then
 _ASK_EVERY_S = 15.0  # whether a run is still there: its scheduler has others to serve
-_CHUNK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +61,13 @@ def find_log(run: Overview, *, stage: str | None, rank: int | None, attempt: int
 
 def copy(log: Log, target: BinaryIO) -> None:
     """Write a whole log, byte for byte."""
-    with open(log.path, "rb") as file:
-        _copy_rest(file, target)
+    Reader(log.path).copy_rest(target)
 
 
 def follow(run_dir: Path, find: Callable[[Overview], Log | None], target: BinaryIO) -> Overview:
     """Write what the run writes until it is over, stage after stage and attempt after attempt; return how it ended."""
     shown: Log | None = None
-    file: BinaryIO | None = None
+    reader: Reader | None = None
     ask_at = 0.0
     while True:
         run = overview.look(run_dir)  # before the copying: what was written up to its end is copied
@@ -76,21 +76,31 @@ def follow(run_dir: Path, find: Callable[[Overview], Log | None], target: Binary
             ask_at = time.monotonic() + _ASK_EVERY_S
         found = find(run)
         if found is not None and found != shown:
-            if file is not None:
-                _copy_rest(file, target)
-                file.close()
+            if reader is not None:
+                reader.copy_rest(target)
                 print(f"==> {found.path} <==", file=sys.stderr)
-            shown, file = found, open(found.path, "rb")  # noqa: SIM115  open as long as we follow
-        if file is not None:
-            _copy_rest(file, target)
+            shown, reader = found, Reader(found.path)
+        if reader is not None:
+            reader.copy_rest(target)
         if run.is_over or run.state.state == events.UNKNOWN:
-            if file is not None:
-                file.close()
             return run
-        time.sleep(_POLL_S)
+        time.sleep(_POLL_BUCKET_S if storage.is_bucket(run_dir) else _POLL_S)
 
 
-def _copy_rest(file: BinaryIO, target: BinaryIO) -> None:
-    for chunk in iter(lambda: file.read(_CHUNK_BYTES), b""):
-        target.write(chunk)
-    target.flush()
+class Reader:
+    """Reads a log as it grows, through all its parts; the last of them may be replaced by a longer one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._part, self._read_bytes = path, 0, 0
+
+    def copy_rest(self, target: BinaryIO) -> None:
+        """Write what has been added since."""
+        while True:
+            is_full = growing.part(self._path, self._part + 1).is_file()  # asked first: then nothing is added to this
+            for chunk in storage.read_from(growing.part(self._path, self._part), self._read_bytes):
+                target.write(chunk)
+                self._read_bytes += len(chunk)
+            if not is_full:
+                break
+            self._part, self._read_bytes = self._part + 1, 0
+        target.flush()

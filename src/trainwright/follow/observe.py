@@ -4,10 +4,10 @@ What a scheduler says of a job's end is written down, since it forgets; what may
 """
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trainwright import registry, scheduler
+from trainwright import registry, scheduler, storage
 from trainwright.config import RunConfig
 from trainwright.follow import overview
 from trainwright.follow.overview import Overview
@@ -16,6 +16,9 @@ from trainwright.node.events import Event
 from trainwright.node.run_paths import RunPaths
 from trainwright.node.run_state import StageState
 
+_NEVER_BEGAN = scheduler.JobState(
+    state=events.NOT_SUBMITTED, reason="a stage before it in the same job did not succeed", exit_code=None
+)
 _LAST = 10**9  # behind all numbers on disk
 
 
@@ -47,26 +50,31 @@ def _confirm_local(run: Overview) -> Overview:
     return overview.look(run.run_dir, [_word(stage, events.UNKNOWN, reason) for stage in _open_stages(now)])
 
 
-def _confirm_jobs(runs: Sequence[Overview]) -> Iterable[Overview]:
-    """Yield the runs with what their scheduler says; unchanged where it does not answer."""
+def _confirm_jobs(runs: Sequence[Overview]) -> Sequence[Overview]:
+    """Return the runs with what their scheduler says; unchanged where it does not answer."""
     opened = scheduler.open_scheduler(config_of(runs[-1].run_dir))
     known = opened.look_up([job_id for run in runs for job_id in run.job_ids.values()])
     answers = bool(known) or next(opened.problems(), None) is None
-    for run in runs:
-        if not answers:
-            yield run
-            continue
-        seen = []
-        for stage in _open_stages(run):
-            job_id = run.job_ids.get(str(stage.stage))
-            job = known.get(job_id) if job_id is not None else None
-            if job_id is not None and job is None:
+    if not answers:
+        return runs
+    return storage.in_parallel(lambda run: _with_word(run, known), runs, [run.run_dir for run in runs])
+
+
+def _with_word(run: Overview, known: Mapping[str, scheduler.JobState]) -> Overview:
+    seen, spoken_for = [], set()  # jobs whose state is that of an earlier stage: several stages may be one job
+    for stage in run.state.stages:
+        job_id = run.job_ids.get(str(stage.stage))
+        job = known.get(job_id) if job_id is not None else None
+        if stage.state not in events.ENDED and job_id is not None:
+            if job is None:
                 seen.append(_word(stage, events.UNKNOWN, f"the scheduler has forgotten job {job_id}"))
-            elif job is not None and job.state in events.ENDED:
-                _write_down(run, stage, job)
-            elif job is not None:
+            elif job.state in events.ENDED:
+                _write_down(run, stage, _NEVER_BEGAN if job_id in spoken_for else job)
+            elif job_id not in spoken_for:
                 seen.append(_word(stage, job.state, job.reason))
-        yield overview.look(run.run_dir, seen)
+        if stage.state != events.SUCCEEDED and (job is None or job.state != events.SUCCEEDED):
+            spoken_for.add(job_id)
+    return overview.look(run.run_dir, seen)
 
 
 def _open_stages(run: Overview) -> list[StageState]:
@@ -79,7 +87,8 @@ def _word(stage: StageState, state: str, reason: str | None) -> Event:
 
 
 def _write_down(run: Overview, stage: StageState, job: scheduler.JobState) -> None:
-    with contextlib.suppress(PermissionError):  # those who may only read see it as long as the scheduler knows it
+    # Those who may only read see it as long as the scheduler knows it; a bucket's client has no word for just that.
+    with contextlib.suppress(OSError if storage.is_bucket(run.run_dir) else PermissionError):
         events.append(
             RunPaths(run.run_dir),
             job.state,

@@ -1,14 +1,14 @@
 """How a run stands, read from its own files: state, progress, last metrics. Light: 2,000 of them make a list."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainwright.node import events
-from trainwright.node.events import Event
+from trainwright import storage
+from trainwright.node import events, growing
+from trainwright.node.events import Event, History
 from trainwright.node.run_paths import RunPaths
 from trainwright.node.run_state import RunState, fold
 
@@ -87,8 +87,13 @@ class Overview:
 
 def look(run_dir: Path, seen: Sequence[Event] = ()) -> Overview:
     """Return how a run stands; `seen` are events that nobody wrote down: what a scheduler says at this moment."""
-    paths = RunPaths(run_dir)
-    history = events.read_events(paths)
+    with storage.reached(run_dir, run_dir.name):
+        paths = RunPaths(run_dir)
+        return stand(paths, events.read_events(paths), _results(paths), seen)
+
+
+def stand(paths: RunPaths, history: History, results: Mapping[str, Any], seen: Sequence[Event] = ()) -> Overview:
+    """Return how a run stands whose events and results.json have been read."""
     state = fold((*history.events, *seen))
     planned = [event for event in history.events if event.state == events.PLANNED]
     newest: Mapping[str, Any] = planned[-1].extra if planned else {}
@@ -96,7 +101,7 @@ def look(run_dir: Path, seen: Sequence[Event] = ()) -> Overview:
     return Overview(
         run_dir=paths.run_dir,
         state=state,
-        metrics=_metrics(paths, state, newest.get("max_steps")),
+        metrics=_metrics(paths, state, newest.get("max_steps"), results),
         launcher=newest.get("launcher"),
         overrides=tuple(newest.get("overrides", ())),
         created=planned[0].time if planned else None,
@@ -105,9 +110,8 @@ def look(run_dir: Path, seen: Sequence[Event] = ()) -> Overview:
     )
 
 
-def _metrics(paths: RunPaths, state: RunState, max_steps: int | None) -> Metrics:
+def _metrics(paths: RunPaths, state: RunState, max_steps: int | None, results: Mapping[str, Any]) -> Metrics:
     """Return the metrics of the newest attempt that wrote any."""
-    results = _results(paths)
     for attempt in range(state.attempt, 0, -1):
         if results.get("attempt") == attempt:
             return Metrics(
@@ -132,8 +136,7 @@ def _metrics(paths: RunPaths, state: RunState, max_steps: int | None) -> Metrics
 
 def _results(paths: RunPaths) -> Mapping[str, Any]:
     try:
-        with open(paths.results, "rb") as file:
-            results: dict[str, Any] = json.load(file)
+        results: dict[str, Any] = json.loads(b"".join(storage.read_from(paths.results, 0)))
     except FileNotFoundError:
         return {}
     return results
@@ -141,15 +144,15 @@ def _results(paths: RunPaths) -> Mapping[str, Any]:
 
 def _last_points(path: Path) -> list[dict[str, Any]]:
     """Return the last whole lines of a metrics file; none where there is no file."""
-    try:
-        with open(path, "rb") as file:
-            start = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
-            file.seek(start)
-            lines = file.read().split(b"\n")
-    except FileNotFoundError:
-        return []
-    whole = lines[1:-1] if start else lines[:-1]  # the ends may be cut
-    return [json.loads(line) for line in whole]
+    tail, is_whole = b"", True
+    for piece in reversed(growing.parts(path)):
+        left = piece.stat().st_size - (_TAIL_BYTES - len(tail))
+        tail = b"".join(storage.read_from(piece, max(0, left))) + tail
+        if left > 0:
+            is_whole = False
+            break
+    lines = tail.split(b"\n")
+    return [json.loads(line) for line in (lines[:-1] if is_whole else lines[1:-1])]  # the ends may be cut
 
 
 def _number(value: Any) -> float | None:

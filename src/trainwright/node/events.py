@@ -10,8 +10,9 @@ import re
 import secrets
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
-from typing import Any, Collection, Mapping
+from typing import Any, Callable, Collection, Iterable, Iterator, Mapping
 
 from .run_paths import RunPaths
 
@@ -81,21 +82,28 @@ def append(paths: RunPaths, state: str, *, who: str, stage: str | None, attempt:
     assert state in STATES, state
     event = {"schema_version": SCHEMA_VERSION, "state": state, "time": timestamp(), "who": who}
     content = json.dumps({**event, "stage": stage, "attempt": attempt, **extra}, indent=1) + "\n"
-    paths.events.mkdir(parents=True, exist_ok=True)
+    if not _is_object(paths.events):
+        paths.events.mkdir(parents=True, exist_ok=True)
     while True:
         target = paths.events / f"{_highest(paths.events) + 1:04d}-{who}-{state}.json"
         try:
-            publish(target, content)
+            publish(target, content, has_links=paths.scratch is None)
         except FileExistsError:
             continue  # another writer of this name came first: take the next number
         return target
 
 
-def publish(target: Path, content: str) -> None:
+def publish(target: Path, content: str, *, has_links: bool = True) -> None:
     """Write a new file that is whole from the moment it can be seen. Raises FileExistsError when it is there already.
 
-    Where hard links do not exist (bucket mounts), a file appears when it is closed.
+    Where hard links do not exist (bucket mounts), a file appears when it is closed. A path of fsspec's is one object.
     """
+    if _is_object(target):
+        _create_object(target, content.encode("utf-8"))
+        return
+    if not has_links:
+        _write_new(target, content)
+        return
     draft = target.with_name(f".{target.name}-{secrets.token_hex(8)}.tmp")
     try:
         _write_new(draft, content)
@@ -111,10 +119,17 @@ def publish(target: Path, content: str) -> None:
 
 def read_events(paths: RunPaths) -> History:
     """Read all events in order. A file that is no whole event is named in the result, never an error."""
+    return history(_contents(paths.events, _listing(paths.events)))
+
+
+def history(contents: Iterable[tuple[str, Callable[[], bytes]]]) -> History:
+    """Return the events of a run from the names of files and what reads each; files of other names are passed over."""
     events, unreadable = [], []
-    for name in _listing(paths.events):
+    for name, read in contents:
+        if not _NAME.match(name):
+            continue
         try:
-            events.append(_parse(name, (paths.events / name).read_bytes()))
+            events.append(_parse(name, read()))
         except (OSError, ValueError, KeyError, TypeError):
             unreadable.append(name)
     return History(tuple(sorted(events, key=order)), tuple(sorted(unreadable)))
@@ -122,12 +137,11 @@ def read_events(paths: RunPaths) -> History:
 
 def find(paths: RunPaths, who: Collection[str], states: Collection[str]) -> list[Event]:
     """Return the events of these writers in these states, in order, without opening any other file."""
-    wanted = [f"-{writer}-{state}.json" for writer in who for state in states]
+    wanted = tuple(f"-{writer}-{state}.json" for writer in who for state in states)
     found = []
-    for name in _listing(paths.events):
-        if name.endswith(tuple(wanted)):
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # as in read_events
-                found.append(_parse(name, (paths.events / name).read_bytes()))
+    for name, read in _contents(paths.events, [name for name in _listing(paths.events) if name.endswith(wanted)]):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # as in read_events
+            found.append(_parse(name, read()))
     return sorted(found, key=order)
 
 
@@ -143,18 +157,67 @@ def order(event: Event) -> tuple[int, str, str, str]:
 
 
 def _write_new(path: Path, content: str) -> None:
-    with open(path, "x", encoding="utf-8") as file:
-        try:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        except OSError:
-            path.unlink()  # a full disk must not leave half an event
-            raise
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            try:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError as error:
+                if error.errno != errno.ESTALE:
+                    path.unlink()  # a full disk must not leave half an event
+                raise
+    except OSError as error:
+        if error.errno == errno.ESTALE:  # on a bucket mount: another mount's file of this name was there first
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
+        raise
 
 
 def _listing(folder: Path) -> list[str]:
+    if _is_object(folder):
+        return [name for name in _objects(folder) if _NAME.match(name)]
     return [name for name in os.listdir(folder) if _NAME.match(name)] if folder.is_dir() else []
+
+
+def _contents(folder: Path, names: Collection[str]) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """Yield each file's name and what reads it, or raises."""
+    if not _is_object(folder):
+        yield from ((name, (folder / name).read_bytes) for name in names)
+    elif names:
+        paths = {name: (folder / name).path for name in names}  # type: ignore[attr-defined]
+        fetched = folder.fs.cat(list(paths.values()), on_error="return")  # type: ignore[attr-defined]  # all at once
+        yield from ((name, partial(_fetched, fetched, path)) for name, path in paths.items())
+
+
+# ---- where fsspec is the way to a bucket: on the submitting side only, and without importing it here
+
+
+def _is_object(path: Path) -> bool:
+    return not isinstance(path, os.PathLike)
+
+
+def _objects(folder: Any) -> list[str]:
+    """Return the names of all objects in a folder; none where it is missing."""
+    try:
+        return [path.rpartition("/")[2] for path in folder.fs.ls(folder.path, detail=False, refresh=True)]
+    except FileNotFoundError:
+        return []
+
+
+def _create_object(target: Any, content: bytes) -> None:
+    try:
+        target.fs.pipe_file(target.path, content, mode="create")
+    except FileExistsError:
+        # A request whose answer was lost is sent again, and then meets what it has written itself.
+        if target.fs.cat_file(target.path) != content:
+            raise
+
+
+def _fetched(fetched: Mapping[str, Any], path: str) -> bytes:
+    content = fetched.get(path, FileNotFoundError(path))
+    if isinstance(content, Exception):
+        raise content
+    return bytes(content)
 
 
 def _highest(folder: Path) -> int:

@@ -7,23 +7,44 @@ from pathlib import Path
 
 
 class RunPaths:
-    """Where a run keeps its files. All that is ours lies below `run/`; the rest belongs to the training framework."""
+    """Where a run keeps its files. All that is ours lies below `run/`; the rest belongs to the training framework.
 
-    def __init__(self, run_dir: str | os.PathLike[str]) -> None:
-        self.run_dir = Path(os.path.abspath(run_dir))
+    With `scratch`, a directory of the node's own, what grows is kept below that, under the same names: see `growing`.
+    """
+
+    def __init__(self, run_dir: str | os.PathLike[str], scratch: Path | None = None) -> None:
+        self.run_dir = _absolute(run_dir)
+        self.scratch = scratch  # None: the run directory takes appends
+        self.growing = scratch or self.run_dir  # where TensorBoard's event files are written, and all that grows
         self.checkpoints = self.run_dir / "checkpoints"
+        self.exports = self.run_dir / "export"
         self.own = self.run_dir / "run"
         self.worker = self.own / "worker.pyz"
         self.results = self.own / "results.json"
+        self.damaged = self.own / "damaged"  # checkpoints that a framework shall not see any more
         self.events = self.own / "events"
         self.jobs = self.own / "jobs"
-        self.logs = self.own / "logs"
-        self.ranks = self.own / "ranks"
-        self.devices = self.own / "devices"
+        self.own_growing = self.growing / "run"
+        self.logs = self.own_growing / "logs"
+        self.ranks = self.own_growing / "ranks"
+        self.devices = self.own_growing / "devices"
+
+    @classmethod
+    def of_event(cls, file: Path) -> RunPaths:
+        """Return the paths of the run that a file among its events belongs to."""
+        return cls(file.parent.parent.parent)
 
     def checkpoint(self, filename: str) -> Path:
         """Return the directory of one checkpoint."""
         return self.checkpoints / filename
+
+    def export(self, step: int) -> Path:
+        """Return the directory of the model that was exported from a step's checkpoint."""
+        return self.exports / f"step={step}"
+
+    def verification(self, step: int) -> Path:
+        """Return what was found out about that model."""
+        return self.own / f"verify-step={step}.json"
 
     def record(self, attempt: int) -> Path:
         """Return the frozen config of an attempt; the first one has the plain name."""
@@ -31,7 +52,7 @@ class RunPaths:
 
     def metrics(self, attempt: int) -> Path:
         """Return where an attempt's steps are written, one JSON object a line."""
-        return self.own / f"metrics-a{attempt}.jsonl"
+        return self.own_growing / f"metrics-a{attempt}.jsonl"
 
     def code(self, attempt: int) -> Path:
         """Return what the code was that an attempt was submitted from; the first one has the plain name."""
@@ -44,6 +65,14 @@ class RunPaths:
     def copied_files(self, attempt: int) -> Path:
         """Return where an attempt keeps the files that the user wanted beside it; the first one has the plain name."""
         return self.own / ("files" if attempt == 1 else f"files-a{attempt}")
+
+    def nxdt(self, attempt: int) -> Path:
+        """Return what NxDT reads for an attempt that was submitted; the first one has the plain name."""
+        return self.own / ("nxdt" if attempt == 1 else f"nxdt-a{attempt}")
+
+    def nemo(self, attempt: int) -> Path:
+        """Return what NeMo reads for an attempt that was submitted; the first one has the plain name."""
+        return self.own / ("nemo" if attempt == 1 else f"nemo-a{attempt}")
 
     def job(self, attempt: int, stage: str) -> Path:
         """Return the JobSpec that the worker of a stage reads."""
@@ -73,6 +102,26 @@ class RunPaths:
         """Return the logs of all ranks that this machine sees."""
         return sorted(self.logs.glob(f"{stage}-a{attempt}-rank*.log"))
 
+    def rank_reason(self, stage: str, attempt: int, rank: int) -> Path:
+        """Return where a rank may say in one line why it ends as it does."""
+        return self.ranks / f"{stage}-a{attempt}-rank{rank}.reason"
+
+    def prepare_reason(self, stage: str, attempt: int, node: int) -> Path:
+        """Return where what a node runs before its ranks may say in one line why they cannot start."""
+        return self.ranks / f"{stage}-a{attempt}-node{node}.reason"
+
+    def nemo_decision(self, stage: str, attempt: int) -> Path:
+        """Return what node 0 has decided for all nodes of a stage before it starts NeMo."""
+        return self.nemo(1) / f"{stage}-a{attempt}-decision.json"
+
+    def nxdt_decision(self, stage: str, attempt: int) -> Path:
+        """Return what node 0 has decided for all nodes of a stage before it starts NxDT."""
+        return self.nxdt(1) / f"{stage}-a{attempt}-decision.json"
+
+    def nxdt_findings(self, stage: str, attempt: int, node: int) -> Path:
+        """Return what a node lacks that NxDT's own scripts would set up as root."""
+        return self.nxdt(1) / f"{stage}-a{attempt}-node{node}-findings.json"
+
     def rank_record(self, stage: str, attempt: int, rank: int) -> Path:
         """Return the process id and, at the end, the exit code of a global rank."""
         return self.ranks / f"{stage}-a{attempt}-rank{rank}.json"
@@ -88,10 +137,15 @@ class SweepPaths:
     @classmethod
     def at(cls, sweep_dir: str | os.PathLike[str]) -> SweepPaths:
         """Return the paths of the sweep in a directory."""
-        path = Path(os.path.abspath(sweep_dir))
+        path = _absolute(sweep_dir)
         return cls(path.parents[2], path.parents[1].name, path.name)
 
     @staticmethod
     def all_below(exp_dir: str | os.PathLike[str], name: str) -> Path:
         """Return the directory of all sweeps of a name."""
-        return Path(os.path.abspath(exp_dir)) / name / "sweeps"
+        return _absolute(exp_dir) / name / "sweeps"
+
+
+def _absolute(path: str | os.PathLike[str]) -> Path:
+    """Return `path` as one of pathlib's; one of fsspec's, which no function of `os` takes, is absolute already."""
+    return Path(os.path.abspath(path)) if isinstance(path, (str, os.PathLike)) else path

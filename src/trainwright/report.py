@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainwright import registry
 from trainwright.job import JobSpec
 from trainwright.node import events
 from trainwright.node.run_paths import RunPaths
+from trainwright.node.run_state import RunState
 from trainwright.registry import RunRecord
 from trainwright.scheduler import JobState
 
@@ -66,17 +68,22 @@ def sweep(folder: Path) -> None:
         say(f"{does:<12} trainwright {command} {shlex.quote(str(folder))}")
 
 
-def started(record: RunRecord, job: JobSpec, records: Sequence[RunRecord]) -> None:
+def started(record: RunRecord, jobs: Sequence[JobSpec], records: Sequence[RunRecord]) -> None:
     place = f" {records.index(record) + 1}/{len(records)}" if len(records) > 1 else ""
-    stage = f" {job.stage}" if len(record.jobs) > 1 else ""
-    say(f"run{place}  {record.run_id}{stage}  {' '.join(record.overrides)}".rstrip())
+    stage = f" {_stages(jobs)}" if len(record.jobs) > 1 else ""
+    is_later = jobs[0] != record.jobs[0]  # the run's words stood at its first stage
+    say(f"run{place}  {record.run_id}{stage}  {'' if is_later else ' '.join(record.overrides)}".rstrip())
 
 
-def detached(jobs: Mapping[str, tuple[RunRecord, JobSpec]], known: Mapping[str, JobState]) -> None:
+def _stages(jobs: Sequence[JobSpec]) -> str:
+    return "+".join(job.stage for job in jobs)
+
+
+def detached(jobs: Mapping[str, tuple[RunRecord, Sequence[JobSpec]]], known: Mapping[str, JobState]) -> None:
     """Name the jobs that run on without this command, and what those wait for that wait."""
-    for job_id, (record, job) in jobs.items():
-        say(f"job {job_id}  {record.run_id} {job.stage}  {' '.join(record.overrides)}".rstrip())
-        if job_id in known and known[job_id].reason is not None:
+    for job_id, (record, of_job) in jobs.items():
+        say(f"job {job_id}  {record.run_id} {_stages(of_job)}  {' '.join(record.overrides)}".rstrip())
+        if job_id in known and known[job_id].reason is not None and known[job_id].state not in events.ENDED:
             waits(job_id, str(known[job_id].reason))
 
 
@@ -104,12 +111,21 @@ def skipped(record: RunRecord, stage: str, reason: str) -> None:
     say(f"skipped  {record.run_id} {stage}: {reason}")
 
 
+def stages_ended(jobs: Sequence[JobSpec], state: RunState) -> None:
+    """Tell how the stages of one job of a run ended."""
+    known = {stage.stage: stage for stage in state.stages}
+    for job in jobs:
+        stage = known[job.stage]
+        say(f"end  {job.run_id} {job.stage}  {stage.state}" + (f": {stage.reason}" if stage.reason else ""))
+
+
 def ended(outcome: Outcome) -> None:
     loss = "" if outcome.val_loss is None else f"  val_loss {outcome.val_loss:.4f}"
     say(f"end  {outcome.run_id}  {outcome.state}{loss}")
 
 
-def dry_run(record: RunRecord, aside: Path, files: Sequence[Path]) -> None:
+def dry_run(record: RunRecord, aside: Path, files: Sequence[Path], commands: Sequence[str]) -> None:
+    """Show a plan, the files that are recorded and the commands that would submit them without us."""
     plan = record.plan
     say(f"dry run of {record.run_id}; nothing was submitted")
     say(
@@ -118,6 +134,8 @@ def dry_run(record: RunRecord, aside: Path, files: Sequence[Path]) -> None:
     )
     for path in files:
         say(f"  {path}")
+    for command in commands:
+        say(f"by hand      {command}")
 
 
 def summary(outcomes: Sequence[Outcome]) -> None:
@@ -139,6 +157,9 @@ def _one_run(outcome: Outcome) -> Iterator[str]:
         yield f"checkpoint   {outcome.run_dir / saved['path']}"
     if results:
         yield f"results      {paths.results}"
+    export = registry.newest_export(outcome.run_dir)
+    if export is not None:
+        yield f"export       {export}"
     run = shlex.quote(str(outcome.run_dir))
     if outcome.state in events.ENDED:
         yield f"logs         trainwright logs {run}"

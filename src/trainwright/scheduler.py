@@ -1,8 +1,10 @@
 """What a scheduler is to dispatch, and how one is found: by the launcher's kind, among the installed entry points."""
 
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Protocol
 
 from trainwright.config import RunConfig
@@ -48,6 +50,9 @@ class Scheduler(Protocol):
     def arrange(self, job: JobSpec) -> JobSpec:
         """Return `job` with what it is submitted as among its files. Values in, values out."""
 
+    def by_hand(self, job: JobSpec, own: Path) -> str | None:
+        """Return the command that submits `job`, recorded below `own`, without us; None where there is none."""
+
     def submit(self, job: JobSpec, *, after: tuple[str, ...]) -> str:
         """Hand `job` over and return its id; it starts once all jobs in `after` have succeeded.
 
@@ -74,7 +79,7 @@ class Scheduler(Protocol):
 
 def installed() -> frozenset[str]:
     """Return the launcher kinds that have a scheduler."""
-    return frozenset(point.name for point in entry_points(group=ENTRY_POINTS))
+    return frozenset(_points())
 
 
 def problems(config: RunConfig) -> tuple[tuple[str, str], ...]:
@@ -84,6 +89,10 @@ def problems(config: RunConfig) -> tuple[tuple[str, str], ...]:
 
 def open_scheduler(config: RunConfig) -> Scheduler:
     """Return the scheduler of `config.launcher.kind`, with that launcher's settings."""
-    (point,) = entry_points(group=ENTRY_POINTS, name=config.launcher.kind)
-    scheduler: Scheduler = point.load()(config)
+    scheduler: Scheduler = _points()[config.launcher.kind].load()(config)
     return scheduler
+
+
+@functools.cache  # to search all installed packages takes some milliseconds, and a sweep asks often
+def _points() -> Mapping[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS)}

@@ -63,8 +63,12 @@ SCRIPTS = {
 def rendered(parsed: Parsed, name: str) -> str:
     overrides, changes = SCRIPTS[name]
     config = parsed(*SITE, *overrides)
+    return render(dataclasses.replace(_job(config), **changes), config)
+
+
+def _job(config: RunConfig) -> JobSpec:
     assert config.launcher.kind == "slurm"
-    job = JobSpec(
+    return JobSpec(
         run_id="r1",
         run_dir="/fsx/experiments/gpt_small/r1",
         stage="train",
@@ -81,7 +85,6 @@ def rendered(parsed: Parsed, name: str) -> str:
         files={},
         max_requeues=config.launcher.max_requeues,
     )
-    return render(dataclasses.replace(job, **changes), config)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -110,6 +113,27 @@ def test_words_with_blanks_quotes_and_dollars_reach_the_worker_unchanged(parsed:
         f"{run_dir}/run/worker.pyz",
         run_dir,
     ]
+
+
+WITHOUT_ACCELERATOR = {"devices": 0, "num_nodes": 1, "stage": "convert"}
+ACCELERATED = ("launcher.gres='gpu:8'", "launcher.constraint=efa", "launcher.nodelist=n1", "hardware.cpus=96")
+
+
+def _script(parsed: Parsed, *overrides: str, **changes: object) -> str:
+    config = parsed(*SITE, "site.slurm.partition=compute1", *ACCELERATED, *overrides)
+    return render(dataclasses.replace(_job(config), **changes), config)  # type: ignore[arg-type]
+
+
+def test_a_stage_without_accelerator_asks_for_none(parsed: Parsed) -> None:
+    assert "--gres=gpu:8" in _script(parsed)
+    here = _script(parsed, **WITHOUT_ACCELERATOR)
+    assert "gres" not in here
+    for kept in ("--partition=compute1", "--constraint=efa", "--nodelist=n1", "--cpus-per-task=96"):
+        assert kept in here
+    elsewhere = _script(parsed, "launcher.cpu_partition=small", **WITHOUT_ACCELERATOR)
+    assert "--partition=small" in elsewhere
+    assert not any(word in elsewhere for word in ("gres", "constraint", "nodelist", "cpus-per-task", "compute1"))
+    assert "--partition=compute1" in _script(parsed, "launcher.cpu_partition=small")
 
 
 def test_a_script_has_the_cores_that_the_article_gives_a_trainium_node(parsed: Parsed) -> None:

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from trainwright.config import LocalLauncher, RunConfig
@@ -40,6 +41,9 @@ class LocalScheduler:
 
     def arrange(self, job: JobSpec) -> JobSpec:
         return job  # the worker reads it as it is
+
+    def by_hand(self, job: JobSpec, own: Path) -> str | None:
+        return None
 
     def look_up(self, job_ids: Collection[str]) -> Mapping[str, JobState]:
         return {}  # workers of this machine tell all by their events

@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from hydra_plugins.trainwright_launcher import _slurm_script
+from hydra_plugins.trainwright_launcher._following import FORGOTTEN, follow
 from hydra_plugins.trainwright_launcher._slurm_reasons import in_words
 
 from trainwright import report
 from trainwright.config import RunConfig, SlurmLauncher
-from trainwright.follow import overview
 from trainwright.job import JobSpec
 from trainwright.node import events
 from trainwright.node.run_paths import RunPaths
@@ -55,8 +55,6 @@ _TEMPORARY = re.compile(
     "|Slurm backup controller in standby mode|try again"
 )
 _RETRY_AFTER_S = (1, 2, 4, 8, 15)  # pauses between tries; each try itself waits up to MessageTimeout
-_FIRST_POLL_S, _LONGEST_POLL_S = 0.5, 15.0
-_FORGOTTEN = JobState(state=events.UNKNOWN, reason="that it does not remember the job", exit_code=1)
 
 
 class SlurmScheduler:
@@ -67,7 +65,6 @@ class SlurmScheduler:
         self._config, self._launcher = config, config.launcher
         self.is_attached = config.launcher.wait
         self._submitted: dict[str, JobSpec] = {}
-        self._steps_told: dict[str, int] = {}
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield what is wrong with Slurm itself, the partition, or a run that is still in the queue."""
@@ -90,6 +87,9 @@ class SlurmScheduler:
         paths = RunPaths(job.run_dir)
         name = paths.job_script(job.attempt, job.stage).relative_to(paths.own).as_posix()
         return dataclasses.replace(job, files={**job.files, name: _slurm_script.render(job, self._config)})
+
+    def by_hand(self, job: JobSpec, own: Path) -> str | None:
+        return None  # sbatch takes the script, but the jobs that it waits for are known only once they are submitted
 
     def submit(self, job: JobSpec, *, after: tuple[str, ...]) -> str:
         for pause_s in _RETRY_AFTER_S:
@@ -120,44 +120,22 @@ class SlurmScheduler:
         on_wait: Callable[[str, str], None],
     ) -> None:
         """Follow all submitted jobs to their end. Ctrl-C (KeyboardInterrupt) ends the following, not the jobs."""
-        told: dict[str, str | None] = dict.fromkeys(self._submitted)
-        pause_s = _FIRST_POLL_S
-        while told:
-            for job_id, known in self._look_up_or_forget(told).items():
-                news = known.reason if known.state in (events.QUEUED, events.REQUEUED) else known.state
-                if len(self._submitted) == 1:  # of several jobs, starts and ends say enough
-                    self._tell_progress(job_id)
-                if known.state in events.ENDED or known is _FORGOTTEN:
-                    del told[job_id]
-                    on_end(self._ended(job_id, known))
-                elif news is not None and news != told[job_id]:
-                    told[job_id] = news
-                    if known.state == events.RUNNING:
-                        on_start(job_id)
-                    else:
-                        on_wait(job_id, news)
-            if told:
-                time.sleep(pause_s)
-                pause_s = min(pause_s * 1.3, _LONGEST_POLL_S)
 
-    def _tell_progress(self, job_id: str) -> None:
-        job = self._submitted[job_id]
-        metrics = overview.look(Path(job.run_dir)).metrics
-        if metrics.step is not None and self._steps_told.get(job_id) != metrics.step:
-            self._steps_told[job_id] = metrics.step
-            report.progress(job_id, metrics.step, metrics.max_steps, metrics.train_loss)
+        def end(job_id: str, known: JobState) -> None:
+            on_end(self._ended(job_id, known))
+
+        follow(self._config, self._submitted, self._look_up_or_forget, on_start, end, on_wait)
 
     def _partition_problems(self, partitions: Collection[str]) -> Iterator[tuple[str, str]]:
         names = [name.rstrip("*") for name in partitions]
-        if self._launcher.partition is None:
-            if not any(name.endswith("*") for name in partitions):
-                yield "launcher.partition=null, but the cluster has no default", f"use one of {', '.join(names)}"
-            return
-        for wanted in self._launcher.partition.split(","):
-            if wanted not in names and not wanted.startswith("<site."):
-                close = difflib.get_close_matches(wanted, names, n=1)
-                fits = f"did you mean {close[0]}?" if close else f"use one of {', '.join(names)}"
-                yield f"launcher.partition={wanted} does not exist", fits
+        if self._launcher.partition is None and not any(name.endswith("*") for name in partitions):
+            yield "launcher.partition=null, but the cluster has no default", f"use one of {', '.join(names)}"
+        for key in ("partition", "cpu_partition"):
+            for wanted in filter(None, (getattr(self._launcher, key) or "").split(",")):
+                if wanted not in names and not wanted.startswith("<site."):
+                    close = difflib.get_close_matches(wanted, names, n=1)
+                    fits = f"did you mean {close[0]}?" if close else f"use one of {', '.join(names)}"
+                    yield f"launcher.{key}={wanted} does not exist", fits
 
     def _queue_problems(self) -> Iterator[tuple[str, str]]:
         for job_id, state, words in _my_jobs() if self._config.run_id else ():
@@ -191,7 +169,7 @@ class SlurmScheduler:
             known = _known(job_ids)
         except _TemporaryError:
             return {}  # the controller restarts; jobs do not mind
-        return {job_id: known.get(job_id, _FORGOTTEN) for job_id in job_ids}
+        return {job_id: known.get(job_id, FORGOTTEN) for job_id in job_ids}
 
     def _ended(self, job_id: str, known: JobState) -> Ended:
         job = self._submitted[job_id]

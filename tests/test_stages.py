@@ -14,7 +14,7 @@ from trainwright.node.commit import write_commit
 Parsed = Callable[..., RunConfig]
 
 
-def chain(*names: str, output: str | None = None) -> list[JobSpec]:
+def chain(*names: str, outputs: tuple[str, ...] = ()) -> list[JobSpec]:
     return [
         JobSpec(
             run_id="r",
@@ -31,7 +31,7 @@ def chain(*names: str, output: str | None = None) -> list[JobSpec]:
             time_limit_s=None,
             grace_s=1.0,
             files={},
-            output=output,
+            outputs=outputs,
         )
         for name in names
     ]
@@ -77,9 +77,16 @@ def test_a_broken_chain_goes_on_where_it_broke_and_a_whole_one_is_repeated(
     assert list(stages.done(FOUR, parsed(override), earlier)) == done
 
 
-def test_a_stage_with_a_complete_output_is_done_whoever_asks_for_it(parsed: Parsed, tmp_path: Path) -> None:
-    jobs = chain("fetch", output=str(tmp_path))
+def test_a_stage_is_done_once_all_its_outputs_are_complete_whoever_asks_for_it(parsed: Parsed, tmp_path: Path) -> None:
+    model, text = tmp_path / "model", tmp_path / "text.jsonl"
+    jobs = chain("fetch", outputs=(str(model), str(text)))
     config = parsed("stages=[fetch]")
+    model.mkdir()
+    write_commit(model, {})
     assert stages.done(jobs, config, {}) == {}
-    write_commit(tmp_path, {})
-    assert stages.done(jobs, config, {}) == {"fetch": f"{tmp_path} is complete"}
+    text.write_text("{}")
+    assert stages.done(jobs, config, {}) == {}
+    write_commit(text, {})
+    assert stages.done(jobs, config, {}) == {"fetch": f"complete already: {model}, {text}"}
+    text.write_text("")
+    assert stages.done(jobs, config, {}) == {}

@@ -9,10 +9,11 @@ import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
-from trainwright import code_state, exp_manager, preflight, registry, report, scheduler, stages
+from trainwright import code_state, exp_manager, preflight, registry, report, scheduler, stages, storage
 from trainwright.backends import RENDERERS
 from trainwright.code_state import CodeState
 from trainwright.config import LauncherKind, RunConfig
@@ -20,6 +21,7 @@ from trainwright.errors import EXIT_FAILED, EXIT_PREEMPTED, RefusedError, UserEr
 from trainwright.job import JobSpec
 from trainwright.node import events
 from trainwright.node.run_paths import RunPaths
+from trainwright.node.run_state import StageState
 from trainwright.plan import make_plan
 from trainwright.registry import RunRecord
 
@@ -64,9 +66,10 @@ def prepare(batch: Sequence[Composed]) -> list[RunRecord]:
     records: dict[str, RunRecord] = {}
     problems = []
     look_at_code = functools.cache(code_state.look)  # once for all runs that start from the same place
+    look_at_bucket = functools.cache(storage.problems)
     for job in batch:
         try:
-            record = _prepare(job, look_at_code, taken=records.keys())
+            record = _prepare(job, look_at_code, look_at_bucket, taken=records.keys())
             records[record.run_id] = record
         except UserError as error:
             problems.append(f"{_label(batch, job)}{error}")
@@ -75,7 +78,12 @@ def prepare(batch: Sequence[Composed]) -> list[RunRecord]:
     return list(records.values())
 
 
-def _prepare(job: Composed, look_at_code: Callable[..., CodeState | None], taken: Collection[str]) -> RunRecord:
+def _prepare(
+    job: Composed,
+    look_at_code: Callable[..., CodeState | None],
+    look_at_bucket: Callable[[Path], tuple[tuple[str, str], ...]],
+    taken: Collection[str],
+) -> RunRecord:
     config = RunConfig.from_hydra(job.tree).with_absolute_paths(job.directory)
     plan = make_plan(config)
     fixed = exp_manager.fixed_run_id(config)
@@ -83,7 +91,10 @@ def _prepare(job: Composed, look_at_code: Callable[..., CodeState | None], taken
         raise UserError(f"run_id: {fixed} would be several runs of one sweep; leave run_id out")
     run_id = fixed or registry.new_id(config.name, lambda made: made in taken)
     run_dir = exp_manager.run_dir(config, run_id)
-    attempt = registry.last_attempt(run_dir) + 1
+    seen = _seen_from_here(config, run_dir)
+    bucket_problems = look_at_bucket(seen.parent) if seen is not None else ()
+    may_exist = fixed is not None and not bucket_problems
+    attempt = 1 + (registry.last_attempt(seen) if may_exist and seen is not None else 0)
     outputs = (config.exp_manager.exp_dir, config.exp_manager.dry_run_dir)
     code = look_at_code(job.directory, leave_out=outputs, hidden=config.launcher.env_from)
     facts = preflight.look(
@@ -92,31 +103,41 @@ def _prepare(job: Composed, look_at_code: Callable[..., CodeState | None], taken
         built_backends=RENDERERS.keys(),
         built_launchers=scheduler.installed(),
         scheduler_problems=scheduler.problems(config),
+        bucket_problems=bucket_problems,
     )
-    if attempt > 1:
+    if attempt > 1 and seen is not None:
         if not config.exp_manager.resume_if_exists:
             raise UserError(
                 f"run_id: {run_id} exists and exp_manager.resume_if_exists=false; set it to true or give another run_id"
             )
-        before = registry.read_record(run_dir, attempt - 1)["config"]
+        before = registry.read_record(seen, attempt - 1)["config"]
         facts = replace(
             facts,
             changed_keys=registry.changed_keys(before, config.to_dict()),
-            holder=registry.holder(run_dir, attempt - 1),
+            holder=registry.holder(seen, attempt - 1),
         )
     render = RENDERERS.get(config.backend.kind)
     jobs = render(config, plan, run_id=run_id, run_dir=str(run_dir), attempt=attempt) if render else ()
+    jobs = stages.select(jobs, config) if jobs else ()
+    stages.refuse_unguarded(jobs, config)
     return RunRecord(
         run_id=run_id,
         attempt=attempt,
         config=config,
         plan=plan,
         findings=tuple(preflight.check(config, plan, facts)),
-        jobs=surround(stages.select(jobs, config), config, code) if jobs else (),
+        jobs=surround(jobs, config, code),
         overrides=job.overrides,
         directory=job.directory,
         code=code,
     )
+
+
+def _seen_from_here(config: RunConfig, run_dir: Path) -> Path | None:
+    """Return where a run's directory is to be looked at; None: nowhere, for a dry run asks no bucket."""
+    if config.launcher.kind == "vertex" and (config.dry_run or "<site." in str(run_dir)):
+        return None
+    return storage.seen_from_here(config, str(run_dir))
 
 
 def surround(jobs: Sequence[JobSpec], config: RunConfig, code: CodeState | None) -> tuple[JobSpec, ...]:
@@ -150,6 +171,8 @@ def arrange(records: Sequence[RunRecord]) -> list[RunRecord]:
             in_slurm.append(record.run_id)
             lane = f"{in_slurm[(len(in_slurm) - 1) % launcher.max_parallel]}-lane"  # named for the first run in it
             jobs = tuple(replace(job, lane=lane) for job in jobs)
+        if stages.share_a_job(record.config):
+            jobs = stages.chain(jobs)
         if launcher.kind in scheduler.installed():
             opened = scheduler.open_scheduler(record.config)
             jobs = tuple(opened.arrange(job) for job in jobs)
@@ -163,13 +186,16 @@ def record_dry_run(record: RunRecord) -> report.Outcome:
     folder = Path(config.exp_manager.dry_run_dir) / config.name
     aside = folder / registry.new_id(config.name, lambda made: (folder / made).exists())
     files = registry.create(record, at=aside)
-    report.dry_run(record, aside, files)
+    opened = scheduler.open_scheduler(config) if config.launcher.kind in scheduler.installed() else None
+    first_of_jobs = record.jobs[:1] if stages.share_a_job(config) else record.jobs
+    commands = [opened.by_hand(job, RunPaths(aside).own) for job in first_of_jobs] if opened is not None else []
+    report.dry_run(record, aside, files, [command for command in commands if command is not None])
     return report.Outcome.of(record, state=events.PLANNED, exit_code=0, run_dir=aside)
 
 
 def submit_and_follow(records: Sequence[RunRecord]) -> list[report.Outcome]:
     """Submit all runs, each stage behind the one before, and follow those whose scheduler is attached."""
-    submitted: dict[str, tuple[RunRecord, JobSpec]] = {}
+    submitted: dict[str, tuple[RunRecord, tuple[JobSpec, ...]]] = {}
     schedulers: dict[LauncherKind, scheduler.Scheduler] = {}
     last_of_lane: dict[str, tuple[str, ...]] = {}
     for record in records:
@@ -178,7 +204,7 @@ def submit_and_follow(records: Sequence[RunRecord]) -> list[report.Outcome]:
             schedulers[kind] = scheduler.open_scheduler(record.config)
         lane = record.jobs[0].lane or record.run_id
         jobs = submit(record, schedulers[kind], after=last_of_lane.get(lane, ()))
-        submitted.update({job_id: (record, job) for job_id, job in jobs.items()})
+        submitted.update({job_id: (record, of_job) for job_id, of_job in jobs.items()})
         if record.config.on_failure == "stop":  # else a lane goes on whatever becomes of its runs
             last_of_lane[lane] = tuple(jobs)[-1:]
 
@@ -186,10 +212,12 @@ def submit_and_follow(records: Sequence[RunRecord]) -> list[report.Outcome]:
         report.started(*submitted[job_id], records)
 
     def on_end(ended: scheduler.Ended) -> None:
-        record, job = submitted[ended.job_id]
-        settle(record, job.stage, ended)
-        if len(records) > 1 and job == record.jobs[-1]:
+        record, jobs = submitted[ended.job_id]
+        settle(record, [job.stage for job in jobs], ended)
+        if len(records) > 1 and jobs[-1] == record.jobs[-1]:
             report.ended(outcome(record))
+        elif len(records) == 1 and len(record.jobs) > 1:
+            report.stages_ended(jobs, registry.refresh(record.run_dir))
 
     for kind, opened in schedulers.items():
         followed = {job_id: of for job_id, of in submitted.items() if of[0].config.launcher.kind == kind}
@@ -205,54 +233,77 @@ def submit_and_follow(records: Sequence[RunRecord]) -> list[report.Outcome]:
     return outcomes
 
 
-def submit(record: RunRecord, opened: scheduler.Scheduler, *, after: tuple[str, ...]) -> dict[str, JobSpec]:
+def submit(record: RunRecord, opened: scheduler.Scheduler, *, after: tuple[str, ...]) -> dict[str, tuple[JobSpec, ...]]:
     """Submit the stages of a run that are not done, in a chain behind `after`, and return them by job id.
 
-    A refusal is noted with the scheduler's message, for that stage and all behind it.
+    Stages that lead on to each other are one job, submitted as the first of them. A refusal is noted with the
+    scheduler's message, for that stage and all behind it.
     """
-    submitted: dict[str, JobSpec] = {}
+    submitted: dict[str, tuple[JobSpec, ...]] = {}
     done = stages.done(record.jobs, record.config, registry.states_before(record))
-    for number, job in enumerate(record.jobs):
-        if job.stage in done:
-            registry.note(record, events.SUCCEEDED, stage=job.stage, reason=f"skipped: {done[job.stage]}")
-            report.skipped(record, job.stage, done[job.stage])
-            continue
+    for stage, reason in done.items():  # before any job begins: one that comes to such a stage passes it over
+        registry.note(record, events.SUCCEEDED, stage=stage, reason=f"skipped: {reason}")
+        report.skipped(record, stage, reason)
+    left = tuple(job for job in record.jobs if job.stage not in done)
+    in_one = stages.share_a_job(record.config) and left
+    groups = [left] if in_one else [(job,) for job in left]
+    for number, jobs in enumerate(groups):
         try:
-            job_id = opened.submit(job, after=tuple(submitted)[-1:] or after)
+            job_id = opened.submit(jobs[0], after=tuple(submitted)[-1:] or after)
         except scheduler.NotSubmittedError as error:
-            for left in record.jobs[number:]:
-                registry.note(record, events.NOT_SUBMITTED, stage=left.stage, reason=str(error))
+            for job in (job for later in groups[number:] for job in later):
+                registry.note(record, events.NOT_SUBMITTED, stage=job.stage, reason=str(error))
             break
-        registry.note(record, events.SUBMITTED, stage=job.stage, job_id=job_id)
-        submitted[job_id] = job
+        for job in jobs:
+            registry.note(record, events.SUBMITTED, stage=job.stage, job_id=job_id)
+        submitted[job_id] = jobs
     return submitted
 
 
-def leave(opened: scheduler.Scheduler, jobs: Mapping[str, tuple[RunRecord, JobSpec]]) -> None:
+def leave(opened: scheduler.Scheduler, jobs: Mapping[str, tuple[RunRecord, tuple[JobSpec, ...]]]) -> None:
     """Stop following jobs: cancel them if the user at the terminal says so, else, and in scripts, let them go on."""
     if not report.asks("jobs go on without this command; cancel them all?"):
         report.detached(jobs, opened.look_up(jobs))
         return
     opened.cancel(jobs)
-    for record, job in jobs.values():
-        told = {known.stage: known.state for known in registry.refresh(record.run_dir).stages}
-        if told[job.stage] not in events.ENDED:
-            registry.note(record, events.CANCELLED, stage=job.stage, reason="cancelled at the terminal by Ctrl-C")
+    for record, of_job in jobs.values():
+        told = {known.stage: known for known in registry.refresh(record.run_dir).stages}
+        for known in (told[job.stage] for job in of_job):
+            if known.state not in events.ENDED:
+                _note(record, known, events.CANCELLED, reason="cancelled at the terminal by Ctrl-C")
 
 
-def settle(record: RunRecord, stage: str, ended: scheduler.Ended) -> None:
+def settle(record: RunRecord, of_job: Sequence[str], ended: scheduler.Ended) -> None:
+    """Add the scheduler's word on a job to its stages: to the one at which it ended, and to those it never came to."""
+    told = {known.stage: known for known in registry.refresh(record.run_dir).stages}
+    broken: str | None = None  # the stage at which the job ended badly; None so far
+    for stage in of_job:
+        if broken is not None:
+            if told[stage].state not in events.ENDED:
+                _note(record, told[stage], events.NOT_SUBMITTED, reason=f"{broken} before it did not succeed")
+        elif told[stage].state != events.SUCCEEDED or stage == of_job[-1]:
+            broken = None if _settle(record, told[stage], ended) == events.SUCCEEDED else stage
+
+
+def _settle(record: RunRecord, told: StageState, ended: scheduler.Ended) -> str:
     """Add the scheduler's word where the nodes left none, or where it alone knows why they were stopped."""
-    told = {known.stage: known.state for known in registry.refresh(record.run_dir).stages}
     state, reason = ended.state, ended.reason
     if ended.exit_code is None:
         state, reason = state or events.NOT_SUBMITTED, reason or "stopped before it started"
-    elif told[stage] in events.ENDED and state not in (events.TIMEOUT, events.CANCELLED, events.PREEMPTED):
-        return
+    elif told.state in events.ENDED and state not in (events.TIMEOUT, events.CANCELLED, events.PREEMPTED):
+        return told.state
     elif state is None:
         state = events.FAILED if ended.exit_code else events.SUCCEEDED
         reason = f"the worker ended with exit code {ended.exit_code} and left no word"
-    if told[stage] != state:
-        registry.note(record, state, stage=stage, exit_code=ended.exit_code, reason=reason)
+    if told.state != state:
+        _note(record, told, state, exit_code=ended.exit_code, reason=reason)
+    return state
+
+
+def _note(record: RunRecord, told: StageState, state: str, **extra: Any) -> None:
+    """Record what was seen of a stage in its newest attempt: a job that was started again is at a later one."""
+    attempt = max(record.attempt, told.attempt)
+    registry.note(replace(record, attempt=attempt), state, stage=told.stage, **extra)
 
 
 def outcome(record: RunRecord) -> report.Outcome:

@@ -124,6 +124,7 @@ class Run:
             "num_nodes": self.num_nodes,
             "devices": 4,
             "grace_s": 10.0,
+            "foreign": "nxdt/settings.json" if stage == "train" else None,
         }
         self.paths.job(attempt, stage).write_text(json.dumps(job))
         argv = [python, str(self.paths.worker), run_dir, "--stage", stage, "--attempt", str(attempt)]

@@ -147,3 +147,9 @@ def test_the_state_does_not_depend_on_the_order_of_listing() -> None:
     orders = itertools.islice(iter(lambda: shuffled.sample(events, len(events)), None), 200)
     assert all(fold(order) == expected for order in orders)
     assert isinstance(expected, RunState)
+
+
+def test_a_stage_that_succeeded_may_say_why() -> None:
+    skipped = {"exit_code": 0, "reason": "skipped: all graphs are there"}
+    state = fold(history(PLAN, *both("RUNNING"), "a1-node1 SUCCEEDED train 1", ("a1-node0 SUCCEEDED train 1", skipped)))
+    assert (state.state, state.exit_code, state.reason) == ("SUCCEEDED", 0, "skipped: all graphs are there")

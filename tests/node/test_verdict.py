@@ -56,6 +56,15 @@ def test_ends_of_ranks_add_up_to_one_state_and_code(ended: Outcome, expected: tu
     assert (verdict.state, verdict.exit_code, verdict.first.rank if verdict.first else None) == expected
 
 
+def test_a_rank_s_own_word_is_part_of_the_reason() -> None:
+    ended = outcome(3)
+    failed = replace(ended, ends={0: replace(ended.ends[0], reason="no graph")})
+    assert judge(failed).reason == "rank 0 ended with exit code 3: no graph"
+    fine = outcome(0, 0)
+    told = replace(fine, ends={**fine.ends, 1: replace(fine.ends[1], reason="skipped: all there")})
+    assert (judge(told).state, judge(told).reason) == ("SUCCEEDED", "skipped: all there")
+
+
 def test_the_reason_names_rank_and_signal() -> None:
     assert judge(outcome(-KILL)).reason == "rank 0 was killed by SIGKILL"
     assert judge(outcome(3, 0)).reason == "rank 0 ended with exit code 3"

@@ -6,20 +6,31 @@ import re
 import shutil
 import socket
 import subprocess
+import time
+from typing import Any, Callable
 
-from .cluster_env import LOOPBACK, ClusterEnvError
+from .cluster_env import LOOPBACK
+from .pools import ClusterEnvError
+
+ASK_EVERY_S = 1.0
 
 
-def reachable(host: str) -> str:
+def reachable(host: str, wait_s: float = 0.0, look_up: Callable[[str, None], Any] = socket.getaddrinfo) -> str:
     """Return `host` if it resolves, else the address that Slurm knows it by.
 
-    Raises ClusterEnvError when neither helps.
+    In a cloud, a machine that is still being made has no name yet: `wait_s` is for how long to ask again.
+    Raises ClusterEnvError when nothing helps.
     """
-    try:
-        socket.getaddrinfo(host, None)
-    except OSError:
-        return _from_slurm(host)
-    return host
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            look_up(host, None)
+        except OSError:
+            if time.monotonic() >= deadline:
+                return _from_slurm(host)
+            time.sleep(ASK_EVERY_S)  # a name server tells nobody when it learns a name
+        else:
+            return host
 
 
 def free_port() -> int:

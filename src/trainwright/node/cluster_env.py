@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Mapping
+from typing import Mapping, Tuple
+
+from . import pools
+from .pools import ClusterEnvError as ClusterEnvError
 
 LOOPBACK = "127.0.0.1"
 
@@ -12,13 +15,8 @@ LOOPBACK = "127.0.0.1"
 _FIRST_PORT, _NUM_PORTS, _STEPS_PER_JOB = 20000, 12000, 8
 
 # Where each fact is looked for, the most telling name first. A step's view counts, not that of its whole allocation.
-_NODE_RANK = ("NODE_RANK", "SLURM_NODEID")
 _NUM_NODES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES")
 _NODE_LIST = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
-
-
-class ClusterEnvError(ValueError):
-    """The arguments and the environment do not say, or contradict each other about, which node this is."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,10 @@ def resolve(
     """Return the place of this node in a job of `num_nodes`.
 
     The keyword arguments are the worker's command line and win. TRAINWRIGHT_* variables come next, then NODE_RANK,
-    NNODES and MASTER_*, then Slurm's. Raises ClusterEnvError naming the variables and values that do not fit.
+    NNODES and MASTER_*, then Vertex AI's TF_CONFIG and CLUSTER_SPEC (see `pools`), then Slurm's. Where the nodes meet,
+    Vertex's list of all nodes comes before MASTER_*, which Vertex sets on each of them.
+    RANK and WORLD_SIZE are those of processes, but for Vertex, where they count nodes: used only where nothing better
+    is there. Raises ClusterEnvError naming the variables and values that do not fit.
     """
     rank_said = _deliberate(environ, "--node-rank", node_rank, "TRAINWRIGHT_NODE_RANK")
     count_said = _deliberate(environ, "--num-nodes", told_num_nodes, "TRAINWRIGHT_NUM_NODES")
@@ -51,15 +52,17 @@ def resolve(
         ranks, counts = [rank_said], [count_said] if count_said else []
     else:  # nobody named the node on purpose: what lies around must agree
         _check_one_task_per_node(environ)
-        ranks = _found(environ, _NODE_RANK)
-        counts = [count_said] if count_said else _found(environ, ("NNODES",)) + _found(environ, _NUM_NODES)[:1]
+        vertex_ranks, vertex_counts = _of_vertex(environ, num_nodes)
+        ranks = [*_found(environ, ("NODE_RANK",)), *vertex_ranks, *_found(environ, ("SLURM_NODEID",))]
+        counts = [*_found(environ, ("NNODES",)), *vertex_counts, *_found(environ, _NUM_NODES)[:1]]
+        counts = [count_said] if count_said else counts
     _check_counts(counts, num_nodes)
     rank = _agreed_rank(ranks, num_nodes)
     address = master_addr or environ.get("TRAINWRIGHT_MASTER_ADDR")
     port = _deliberate(environ, "--master-port", master_port, "TRAINWRIGHT_MASTER_PORT")
     if num_nodes > 1:  # a single node meets nobody: a stray MASTER_PORT would only make two jobs clash
-        address = address or _master_addr(environ)
-        port = port or _master_port(environ)
+        address = address or _master_addr(environ, num_nodes)
+        port = port or _master_port(environ, num_nodes)
     if port and not 0 < port[1] < 65536:
         raise ClusterEnvError(f"{_say([port])} is no port; use 1 to 65535")
     return ClusterEnv(rank, num_nodes, address or LOOPBACK, port[1] if port else None)
@@ -76,17 +79,17 @@ def slurm_port(job_id: int, step_id: int) -> int:
     return _FIRST_PORT + (job_id * _STEPS_PER_JOB + step_id % _STEPS_PER_JOB) % _NUM_PORTS
 
 
-# Below, a number travels with the name it was found under: (name, value).
+_Fact = Tuple[str, int]  # a number and the name it was found under: (name, value)
 
 
-def _deliberate(environ: Mapping[str, str], option: str, value: int | None, variable: str) -> tuple[str, int] | None:
+def _deliberate(environ: Mapping[str, str], option: str, value: int | None, variable: str) -> _Fact | None:
     """A number given on purpose: by the option, else by our own variable."""
     if value is not None:
         return option, value
     return next(iter(_found(environ, (variable,))), None)
 
 
-def _found(environ: Mapping[str, str], variables: tuple[str, ...]) -> list[tuple[str, int]]:
+def _found(environ: Mapping[str, str], variables: tuple[str, ...]) -> list[_Fact]:
     return [(name, _integer(name, environ[name])) for name in variables if environ.get(name)]
 
 
@@ -97,11 +100,11 @@ def _integer(name: str, text: str) -> int:
         raise ClusterEnvError(f"{name}={text} is no integer") from None
 
 
-def _say(facts: list[tuple[str, int]]) -> str:
+def _say(facts: list[_Fact]) -> str:
     return ", ".join(f"{name}={value}" for name, value in facts)
 
 
-def _check_counts(counts: list[tuple[str, int]], num_nodes: int) -> None:
+def _check_counts(counts: list[_Fact], num_nodes: int) -> None:
     wrong = [fact for fact in counts if fact[1] != num_nodes]
     if wrong:
         raise ClusterEnvError(
@@ -110,7 +113,7 @@ def _check_counts(counts: list[tuple[str, int]], num_nodes: int) -> None:
         )
 
 
-def _agreed_rank(ranks: list[tuple[str, int]], num_nodes: int) -> int:
+def _agreed_rank(ranks: list[_Fact], num_nodes: int) -> int:
     if not ranks:
         if num_nodes == 1:
             return 0
@@ -134,7 +137,18 @@ def _check_one_task_per_node(environ: Mapping[str, str]) -> None:
         raise ClusterEnvError(f"{_say(tasks + nodes)}: start one task per node (srun --ntasks-per-node=1)")
 
 
-def _master_addr(environ: Mapping[str, str]) -> str:
+def _of_vertex(environ: Mapping[str, str], num_nodes: int) -> tuple[list[_Fact], list[_Fact]]:
+    """Return what Vertex AI says of this node's rank and of the number of nodes."""
+    clusters = pools.read(environ, num_nodes)
+    if not clusters and environ.get(pools.ON_VERTEX):
+        return _found(environ, ("RANK",)), _found(environ, ("WORLD_SIZE",))
+    ranks = [(cluster.task, cluster.node_rank) for cluster in clusters if cluster.node_rank is not None]
+    return ranks, [(f"{cluster.variable} nodes", cluster.num_nodes) for cluster in clusters]
+
+
+def _master_addr(environ: Mapping[str, str], num_nodes: int) -> str:
+    for cluster in pools.read(environ, num_nodes):
+        return cluster.master_addr
     if environ.get("MASTER_ADDR"):
         return environ["MASTER_ADDR"]
     for name in _NODE_LIST:
@@ -144,7 +158,10 @@ def _master_addr(environ: Mapping[str, str]) -> str:
     raise ClusterEnvError("nothing tells where the nodes meet; give --master-addr or set MASTER_ADDR")
 
 
-def _master_port(environ: Mapping[str, str]) -> tuple[str, int]:
+def _master_port(environ: Mapping[str, str], num_nodes: int) -> _Fact:
+    for cluster in pools.read(environ, num_nodes):
+        if cluster.master_port is not None:
+            return cluster.variable, cluster.master_port
     given = _found(environ, ("MASTER_PORT",))
     if given:
         return given[0]

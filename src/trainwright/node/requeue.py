@@ -1,14 +1,18 @@
-"""A job that Slurm starts again is the next attempt at its run: its number, what its ranks read, when it is enough."""
+"""A job that is started again is the next attempt at its run: its number, what its ranks read, when it is enough.
+
+Slurm says how often it did so. Vertex AI starts a container anew where it was, or on another machine, and says nothing.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import secrets
 import signal
 from pathlib import Path
-from typing import Mapping
+from typing import Collection, Iterable, Mapping
 
 from . import events
 from .rank import PREEMPTED_CODE
@@ -21,6 +25,23 @@ def num_restarts(environ: Mapping[str, str]) -> int:
     return int(environ.get("SLURM_RESTART_COUNT") or 0)
 
 
+def restarts_in_place(paths: RunPaths, stages: Collection[str], submitted: int, node: int, num_nodes: int) -> int:
+    """Return how often this node, or another that it is to meet, has been started again, as their events tell.
+
+    A node that has begun an attempt before is a restarted one, and takes the next. One that was left behind by another
+    joins that one's newest attempt, so that all of them meet again however often each of them was started.
+    """
+    attempt = submitted
+    while _has_begun(paths, stages, attempt, [node]) or _has_begun(paths, stages, attempt + 1, range(num_nodes)):
+        attempt += 1
+    return attempt - submitted
+
+
+def _has_begun(paths: RunPaths, stages: Collection[str], attempt: int, nodes: Iterable[int]) -> bool:
+    begun = events.find(paths, [events.node_who(attempt, node) for node in nodes], [events.RUNNING])
+    return any(event.stage in stages for event in begun)
+
+
 def adopt(paths: RunPaths, stage: str, submitted: int, restarts: int) -> int:
     """Return the number of this attempt, with its record and job in place: those of the submitted one, renumbered.
 
@@ -29,9 +50,10 @@ def adopt(paths: RunPaths, stage: str, submitted: int, restarts: int) -> int:
     """
     for attempt in range(submitted + 1, submitted + restarts + 1):
         record = paths.record(submitted).read_text(encoding="utf-8")
-        _write_once(paths.record(attempt), re.sub(r"(?m)^attempt: \d+$", f"attempt: {attempt}", record, count=1))
+        _write_once(paths, paths.record(attempt), re.sub(r"(?m)^attempt: \d+$", f"attempt: {attempt}", record, count=1))
         job = json.loads(paths.job(submitted, stage).read_text(encoding="utf-8"))
-        _write_once(paths.job(attempt, stage), json.dumps({**job, "attempt": attempt}, indent=1, ensure_ascii=False))
+        renumbered = json.dumps({**job, "attempt": attempt}, indent=1, ensure_ascii=False)
+        _write_once(paths, paths.job(attempt, stage), renumbered)
     return submitted + restarts
 
 
@@ -61,8 +83,12 @@ def final(verdict: Verdict, stopped_by: int | None, restarts: int, max_requeues:
     return Verdict(events.TIMEOUT, PREEMPTED_CODE, reason, None)
 
 
-def _write_once(path: Path, text: str) -> None:
+def _write_once(paths: RunPaths, path: Path, text: str) -> None:
     if path.exists():
+        return
+    if paths.scratch is not None:
+        with contextlib.suppress(FileExistsError):  # another node's, of the same bytes, was there first
+            events.publish(path, text, has_links=False)
         return
     draft = path.with_name(f".{path.name}-{secrets.token_hex(8)}.tmp")
     draft.write_text(text, encoding="utf-8")

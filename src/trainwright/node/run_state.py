@@ -147,7 +147,8 @@ def _judge(nodes: Mapping[int, Event], word: Event | None, num_nodes: int) -> tu
             return state, _first(speakers), None
     silent = [node for node in range(num_nodes) if node not in nodes or nodes[node].state != ev.SUCCEEDED]
     if nodes and not silent:
-        return ev.SUCCEEDED, None, None
+        told = [event for event in nodes.values() if event.extra.get("reason")]
+        return ev.SUCCEEDED, _first(told) if told else None, None
     if not nodes:
         return (word.state, word, None) if word else (ev.UNKNOWN, None, "no node has spoken")
     if word is not None and word.state == ev.SUCCEEDED:

@@ -21,6 +21,16 @@ class SignalQueue:
         for number in numbers:
             signal.signal(number, lambda *_: None)  # the wakeup descriptor carries the number
 
+    def close(self) -> None:
+        """Give the descriptors back, in a process that goes on without this queue."""
+        signal.set_wakeup_fd(-1)
+        self._receiver.close()
+        self._sender.close()
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable while signals wait, for select."""
+        return self._receiver.fileno()
+
     def wait(self, timeout_s: float) -> list[int]:
         """Return the signals that arrived, at once if there are any, else after at most `timeout_s`."""
         ready, _, _ = select.select([self._receiver], [], [], timeout_s)

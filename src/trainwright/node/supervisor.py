@@ -9,7 +9,7 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Mapping, Sequence
+from typing import Callable, Mapping, Sequence
 
 from . import processes
 from .events import FAILED, Event, timestamp
@@ -49,10 +49,12 @@ class Supervisor:
         signals: SignalQueue,
         follower: LogFollower | None,
         peers: Peers,
+        beat: Callable[[], None],
     ) -> None:
         self._argv, self._env, self._node_log = argv, env, node_log
         self._records, self._grace_s = records, grace_s
         self._signals, self._follower, self._peers = signals, follower, peers
+        self._beat = beat  # called all the time that ranks run
         self._code: int | None = None  # of the launcher, once it has ended
         self._pids: dict[int, int] = {}  # rank -> process id of its wrapper
         self._ends: dict[int, RankEnd] = {}
@@ -75,6 +77,7 @@ class Supervisor:
                 self._collect(launcher)
                 self._watch_ranks()
                 self._react()
+                self._beat()
                 if self._stop is not None and time.monotonic() > self._deadline:
                     break
         finally:

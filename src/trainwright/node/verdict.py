@@ -21,7 +21,7 @@ class Verdict:
 
     state: str
     exit_code: int
-    reason: str | None  # None: it succeeded
+    reason: str | None  # None: it succeeded, and has nothing to say of that
     first: RankEnd | None  # the rank to blame; None: no rank
 
 
@@ -42,7 +42,21 @@ def judge(outcome: Outcome) -> Verdict:
         return Verdict(events.FAILED, crashed[0].exit_code, _blame(crashed[0], outcome), crashed[0])
     if failed:
         return Verdict(events.PREEMPTED, PREEMPTED_CODE, "the ranks asked to be started again", None)
-    return Verdict(events.SUCCEEDED, 0, None, None)
+    told = [end.reason for _, end in sorted(outcome.ends.items()) if end.reason is not None]
+    return Verdict(events.SUCCEEDED, 0, told[0] if told else None, None)
+
+
+def judge_preparation(outcome: Outcome, said: str | None) -> Verdict | None:
+    """Return the last word on a stage whose ranks cannot start; None: they can.
+
+    `said` is why, in the words of what ran before them; None: it left none.
+    """
+    if outcome.stopped_by is not None or outcome.peer is not None:
+        return judge(outcome)
+    code = outcome.launcher_code if outcome.launcher_code >= 0 else 128 - outcome.launcher_code
+    if not code:
+        return None
+    return Verdict(events.FAILED, code, f"before the ranks: {said or f'ended with exit code {code}'}", None)
 
 
 def _judge_stopped(number: int, failed: list[RankEnd], crashed: list[RankEnd]) -> Verdict:

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
 from trainwright.backends.native.retention import delete, saved_checkpoints
 from trainwright.config import RunConfig
 from trainwright.node.run_paths import RunPaths
@@ -33,3 +35,13 @@ def wait_for_steps(run_dir: Path, num_steps: int) -> None:
     while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= num_steps):
         assert time.monotonic() < deadline
         time.sleep(0.01)  # polling another process, not synchronising with it
+
+
+def scalar_steps(run_dir: Path) -> dict[str, list[int]]:
+    """Return all steps by tag that any event file of a run holds, as often as they are there."""
+    steps: dict[str, list[int]] = {}
+    for path in sorted(run_dir.glob("events.out.tfevents.*")):
+        for event in EventFileLoader(str(path)).Load():
+            for value in event.summary.value:
+                steps.setdefault(value.tag, []).append(event.step)
+    return steps

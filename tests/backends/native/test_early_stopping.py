@@ -10,9 +10,9 @@ import yaml
 from tests.backends.native.ranks import join, start_ranks
 from tests.backends.native.runs import MakeConfig, forget_after
 from trainwright.backends.native.early_stopping import EarlyStopping
-from trainwright.backends.native.results import read_results
 from trainwright.backends.native.train import train
 from trainwright.config_exp_manager import EarlyStoppingParams
+from trainwright.node.results import read as read_results
 from trainwright.node.run_paths import RunPaths
 from trainwright.places import CONF
 

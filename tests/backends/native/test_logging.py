@@ -9,30 +9,19 @@ from pathlib import Path
 import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from torch.utils.tensorboard import SummaryWriter
 
 from tests.backends.native.ranks import join, start_ranks
-from tests.backends.native.runs import MakeConfig, wait_for_steps
+from tests.backends.native.runs import MakeConfig, scalar_steps, wait_for_steps
 from trainwright.backends.native.event_files import cut_event_files
-from trainwright.backends.native.results import read_results
 from trainwright.backends.native.retention import saved_checkpoints
 from trainwright.backends.native.step_timing import StepTimes
 from trainwright.backends.native.train import train
 from trainwright.config_exp_manager import StepTimingKwargs
 from trainwright.errors import RunFailedError, UserError
+from trainwright.node.results import read as read_results
 from trainwright.node.run_paths import RunPaths
 from trainwright.plan import train_flops_per_token
-
-
-def _points(run_dir: Path) -> dict[str, list[int]]:
-    """Return all steps by tag that any event file of a run holds, as often as they are there."""
-    points: dict[str, list[int]] = {}
-    for path in sorted(run_dir.glob("events.out.tfevents.*")):
-        for event in EventFileLoader(str(path)).Load():
-            for value in event.summary.value:
-                points.setdefault(value.tag, []).append(event.step)
-    return points
 
 
 @pytest.mark.parametrize("every", [1, 1000])
@@ -51,7 +40,7 @@ def test_scalars_survive_a_kill_without_duplicate_or_missing_steps(
     rank.kill()
     rank.join()
     assert join(start_ranks(config, tmp_path, attempt=2, devices=1)) == [0]
-    points, steps = _points(tmp_path), sorted({*range(every, 121, every), 120})
+    points, steps = scalar_steps(tmp_path), sorted({*range(every, 121, every), 120})
     for tag in ("train_loss", "lr", "grad_norm", "param_norm", "consumed_samples", "step_time_s", "tokens_per_s"):
         assert points[tag] == steps, tag
     assert points["val_loss"] == sorted([*range(7, 121, 7), 120])
@@ -63,7 +52,7 @@ def test_scalars_survive_a_kill_without_duplicate_or_missing_steps(
 def test_two_ranks_log_once(make_config: MakeConfig, tmp_path: Path) -> None:
     config = make_config(trainer__max_steps=3, trainer__log_every_n_steps=1)
     assert join(start_ranks(config, tmp_path)) == [0, 0]
-    assert _points(tmp_path)["train_loss"] == [1, 2, 3]
+    assert scalar_steps(tmp_path)["train_loss"] == [1, 2, 3]
     assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1
 
 
@@ -76,11 +65,11 @@ def test_a_torn_end_of_an_event_file_is_cut_off(tmp_path: Path, tail: bytes) -> 
     with path.open("ab") as stream:
         stream.write(tail)
     assert not cut_event_files(tmp_path, 3)
-    assert _points(tmp_path) == {"loss": [1, 2, 3]}
+    assert scalar_steps(tmp_path) == {"loss": [1, 2, 3]}
     with path.open("ab") as stream:
         stream.write(tail)
     assert not cut_event_files(tmp_path, 3)
-    assert _points(tmp_path) == {"loss": [1, 2, 3]}
+    assert scalar_steps(tmp_path) == {"loss": [1, 2, 3]}
 
 
 def test_what_is_known_of_a_step_is_logged_under_its_name(make_config: MakeConfig, tmp_path: Path) -> None:
@@ -98,7 +87,7 @@ def test_what_is_known_of_a_step_is_logged_under_its_name(make_config: MakeConfi
     assert results["mfu"] == pytest.approx(results["tokens_per_s"] * flops / 2e12)
     unknown = train(make_config(hardware__peak_tflops=None, trainer__max_steps=2), tmp_path / "unknown", 1)
     assert unknown["mfu"] is None
-    assert "mfu" not in _points(tmp_path / "unknown")
+    assert "mfu" not in scalar_steps(tmp_path / "unknown")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +102,7 @@ def test_a_timing_key_decides_which_times_are_logged(
     make_config: MakeConfig, tmp_path: Path, changes: dict[str, object], absent: str, present: str
 ) -> None:
     train(make_config(**changes, trainer__max_steps=2, trainer__log_every_n_steps=1), tmp_path, 1)
-    points = _points(tmp_path)
+    points = scalar_steps(tmp_path)
     assert absent not in points
     assert present in points
 

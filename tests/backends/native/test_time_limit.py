@@ -7,9 +7,9 @@ import pytest
 
 from tests.backends.native.ranks import join, start_ranks
 from tests.backends.native.runs import MakeConfig, losses, wait_for_steps
-from trainwright.backends.native.results import read_results
 from trainwright.backends.native.retention import saved_checkpoints
 from trainwright.backends.native.train import train
+from trainwright.node.results import read as read_results
 from trainwright.node.run_paths import RunPaths
 
 ENDLESS = {"trainer__max_steps": 100_000, "trainer__limit_val_batches": 0}

@@ -269,6 +269,6 @@ class StepBoundary(pl.Callback):
         metrics = {"train_loss": self.train_loss} | ({} if val_loss is None else {"val_loss": val_loss})
         consumed_samples = step * self._config.data.global_batch_size
         if self._log is not None:
-            self._log.flush()
+            self._log.secure()
         self._saved_at = time.perf_counter()
         saver.save(trainer, step=step, consumed_samples=consumed_samples, metrics=metrics)

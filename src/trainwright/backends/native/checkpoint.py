@@ -12,8 +12,10 @@ A checkpoint directory holds
 import hashlib
 import io
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
 from torch import distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -39,8 +41,30 @@ _TRAINER_FILE = "trainer.pt"
 _AVERAGE = "average"  # of the weights, in a checkpoint of a run that keeps one
 
 
+class _NewFiles(FileSystem):
+    """Writes each file under its own name, in a new directory: mounted buckets do not rename.
+
+    torch writes its metadata beside its place and then moves it there. To us a directory without a commit is none.
+    """
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase]:
+        with super().create_stream(Path(path).with_suffix("") if Path(path).suffix == ".tmp" else path, mode) as stream:
+            yield stream
+
+    def exists(self, path: str | os.PathLike[str]) -> bool:
+        return False
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        pass
+
+
 class _ShardWriter(FileSystemWriter):
     """Raises the system's own error, say of a full disk, where torch tells of a wrong position in its file only."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.fs = _NewFiles()
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
         try:

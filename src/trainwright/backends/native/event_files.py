@@ -1,5 +1,6 @@
 """TensorBoard's event files of a run; those of a killed attempt are cut back to the step that is resumed from."""
 
+import os
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,7 +13,11 @@ from torch.utils.tensorboard.summary import hparams
 
 from trainwright.config import RunConfig
 from trainwright.config_exp_manager import WRITER_KEYS
+from trainwright.node.run_paths import RunPaths
 
+_EVENT_FILES = "events.out.tfevents.*"
+# Where Vertex AI shows a job's event files while it runs, it sets this to that folder of the run directory, as gs://.
+_ON_SHOW, _WATCHED = "AIP_TENSORBOARD_LOG_DIR", "logs"
 _HPARAMS_TAG = "_hparams_/session_start_info"
 # A record is its length, a checksum of the length, the event and a checksum of the event.
 # Source: tensorflow/core/lib/io/record_writer.h
@@ -21,14 +26,15 @@ _CHECKSUM_BYTES = 4
 
 
 class TensorBoardLogger:
-    """Writes scalars into an event file in the run's directory, and one entry for the HParams page of the run."""
+    """Writes scalars into an event file of the run, and one entry for the HParams page of the run."""
 
-    def __init__(self, config: RunConfig, run_dir: Path, first_step: int) -> None:
-        has_hparams = cut_event_files(run_dir, first_step)
+    def __init__(self, config: RunConfig, paths: RunPaths, first_step: int) -> None:
+        has_hparams = cut_event_files(paths.run_dir, first_step, in_place=paths.scratch is None)
         given = config.exp_manager.summary_writer_kwargs or {}
         options: dict[str, Any] = {key: given[key] for key in WRITER_KEYS if given.get(key) is not None}
         # The files no longer hold the steps to come; purging makes a TensorBoard that has read them forget them too.
-        self._writer = SummaryWriter(str(run_dir), purge_step=first_step + 1 if first_step else None, **options)
+        folder = str(paths.growing / _WATCHED if os.environ.get(_ON_SHOW) else paths.growing)
+        self._writer = SummaryWriter(folder, purge_step=first_step + 1 if first_step else None, **options)
         if not has_hparams:
             self._add_hparams(config)
 
@@ -49,21 +55,26 @@ class TensorBoardLogger:
             self._writer._get_file_writer().add_summary(summary)  # type: ignore[no-untyped-call]
 
 
-def cut_event_files(run_dir: Path, last_step: int) -> bool:
+def cut_event_files(run_dir: Path, last_step: int, *, in_place: bool = True) -> bool:
     """Cut what was logged after `last_step`, and half-written ends, off all event files; return whether HParams stay.
 
-    A killed attempt has logged steps that the next one logs again, and readers of files would see both.
+    A killed attempt has logged steps that the next one logs again, and readers of files would see both. Where files
+    cannot be cut `in_place`, on a bucket, they are written anew; nobody else writes them any more.
     """
     has_hparams = False
-    for path in sorted(run_dir.glob("events.out.tfevents.*")):
-        with path.open("r+b") as stream:
-            end = 0
+    for path in sorted([*run_dir.glob(_EVENT_FILES), *run_dir.glob(f"{_WATCHED}/{_EVENT_FILES}")]):
+        end = 0
+        with path.open("rb") as stream:
             for end_of_record, event in _records(stream):
                 if event.step > last_step:
                     break
                 end = end_of_record
                 has_hparams |= any(value.tag == _HPARAMS_TAG for value in event.summary.value)
-            stream.truncate(end)
+        if end < path.stat().st_size:
+            if in_place:
+                os.truncate(path, end)
+            else:
+                path.write_bytes(path.read_bytes()[:end])
     return has_hparams
 
 

@@ -1,10 +1,10 @@
 """Where the numbers of a run go besides its own files: TensorBoard, Weights & Biases, MLflow."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Protocol
 
 from trainwright.config import RunConfig
+from trainwright.node.run_paths import RunPaths
 
 
 class Logger(Protocol):
@@ -17,20 +17,20 @@ class Logger(Protocol):
     def close(self) -> None: ...
 
 
-def open_loggers(config: RunConfig, run_dir: Path, first_step: int) -> list[Logger]:
+def open_loggers(config: RunConfig, paths: RunPaths, first_step: int) -> list[Logger]:
     """Return the loggers that the run asks for; each package is imported only where its logger is asked for."""
     manager = config.exp_manager
     loggers: list[Logger] = []
     if manager.create_tensorboard_logger:
         from trainwright.backends.native.event_files import TensorBoardLogger
 
-        loggers.append(TensorBoardLogger(config, run_dir, first_step))
+        loggers.append(TensorBoardLogger(config, paths, first_step))
     if manager.create_wandb_logger:
         from trainwright.backends.native.wandb_logger import WandbLogger
 
-        loggers.append(WandbLogger(config, run_dir))
+        loggers.append(WandbLogger(config, paths))
     if manager.create_mlflow_logger:
         from trainwright.backends.native.mlflow_logger import MlflowLogger
 
-        loggers.append(MlflowLogger(config, run_dir))
+        loggers.append(MlflowLogger(config, paths.run_dir))
     return loggers

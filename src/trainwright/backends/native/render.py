@@ -3,6 +3,7 @@
 import sys
 
 from trainwright.config import RunConfig
+from trainwright.image import image_of
 from trainwright.job import JobSpec
 from trainwright.plan import Plan
 
@@ -18,10 +19,10 @@ def render(config: RunConfig, plan: Plan, *, run_id: str, run_dir: str, attempt:
         launch="torchrun",
         command=("-m", "trainwright.backends.native.train", run_dir, "--attempt", "{attempt}"),
         python=launcher.python or sys.executable,
-        env=launcher.env,
+        env={**config.hardware.env, **launcher.env},
         num_nodes=config.hardware.num_nodes,
         devices=config.hardware.devices,
-        image=None,
+        image=image_of(config),
         time_limit_s=None if launcher.kind == "local" else launcher.time,
         grace_s=launcher.grace_s,
         files={},

@@ -35,7 +35,7 @@ from trainwright.backends.native.data import (
 )
 from trainwright.backends.native.module import Pretraining
 from trainwright.backends.native.ranks import Ranks, decide_together, process_group, ranks_from_environment
-from trainwright.backends.native.results import StopReason, collect_results, read_results, versions, write_results
+from trainwright.backends.native.results import StopReason, collect_results, versions
 from trainwright.backends.native.retention import SavedCheckpoint, choose_resume
 from trainwright.backends.native.run_log import RunLog
 from trainwright.backends.native.saver import CheckpointSaver
@@ -43,6 +43,9 @@ from trainwright.backends.native.signals import StopRequest, keep_own_handlers
 from trainwright.config import RunConfig
 from trainwright.dataset.samples import GptData, Samples
 from trainwright.errors import RunFailedError, UserError
+from trainwright.node.growing import scratch_of
+from trainwright.node.results import read as read_results
+from trainwright.node.results import write as write_results
 from trainwright.node.run_paths import RunPaths
 
 
@@ -58,7 +61,7 @@ def train(config: RunConfig, run_dir: Path, attempt: int) -> dict[str, Any]:
     plan = plan_batches(config.data.micro_batch_size, config.data.global_batch_size, ranks.world_size)
     torch.set_num_threads(config.trainer.num_threads or max(1, len(os.sched_getaffinity(0)) // ranks.local_world_size))
     with StopRequest() as stop, process_group(ranks, config.hardware.accelerator):
-        paths = RunPaths(run_dir)
+        paths = RunPaths(run_dir, scratch_of(os.environ))
         resumed, results = decide_together(ranks, lambda: _look_back(config, paths))
         if results is not None:
             return results
@@ -129,7 +132,7 @@ class _Attempt:
                 stop_reason=stop_reason,
                 stop_message=stop_message,
             )
-            write_results(self.paths.results, results)
+            write_results(self.paths.results, results, by_rename=self.paths.scratch is None)
         return results
 
 

@@ -1,19 +1,19 @@
 """Weights & Biases as a logger: one W&B run for all attempts of a run."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import wandb
 
 from trainwright.config import RunConfig
 from trainwright.exp_manager import run_name
+from trainwright.node.run_paths import RunPaths
 
 
 class WandbLogger:
     """Writes scalars to the W&B run whose id is the run id. `wandb_logger_kwargs` go to wandb.init."""
 
-    def __init__(self, config: RunConfig, run_dir: Path) -> None:
+    def __init__(self, config: RunConfig, paths: RunPaths) -> None:
         options: dict[str, Any] = {
             key: value for key, value in (config.exp_manager.wandb_logger_kwargs or {}).items() if value is not None
         }
@@ -25,9 +25,9 @@ class WandbLogger:
             options["mode"] = "offline"
         own: dict[str, Any] = {
             "project": run_name(config),
-            "name": run_dir.name,
-            "id": run_dir.name,
-            "dir": str(run_dir / "run"),
+            "name": paths.run_dir.name,
+            "id": paths.run_dir.name,
+            "dir": str(paths.own_growing),
             "config": config.to_dict(),
             "resume": "allow",
         }

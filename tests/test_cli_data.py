@@ -86,14 +86,14 @@ def test_faults_of_files_are_exit_code_2_and_other_files_are_told_of(
     inspect: Callable[..., Result], tmp_path: Path
 ) -> None:
     (tmp_path / "bad.jsonl").write_text('{"input": "w1"}\n')
-    found = inspect("bad.jsonl", "fine.jsonl", "absent.jsonl", "x.bin", "--tokenizer", "words", "--seq-length", "9")
+    found = inspect("bad.jsonl", "fine.jsonl", "absent.jsonl", "x.csv", "--tokenizer", "words", "--seq-length", "9")
     assert found.code == 2
     assert found.out.startswith("fine.jsonl: 3 records")
     assert found.err.splitlines() == [
+        "error: x.csv: cannot be inspected; give a .jsonl or .json file, or a path to which .bin and .idx can be added",
         "error: FILE bad.jsonl: bad.jsonl has a fault; correct or remove what is named",
         "  line 1: field 'output' is missing",
         "error: FILE absent.jsonl: absent.jsonl cannot be read: No such file or directory",
-        "error: x.bin: cannot be inspected; give a .jsonl or .json file",
     ]
 
 
@@ -140,7 +140,9 @@ def test_a_run_brings_files_tokenizer_and_recipe(inspect: Callable[..., Result],
 
 def test_a_run_that_cannot_be_composed_or_names_no_file_is_refused(inspect: Callable[..., Result]) -> None:
     assert "no_such" in inspect("model=no_such").err
-    assert inspect("model=gpt_small", "~local").err == "error: data=shakespeare names no data.train_path; give FILE\n"
+    assert inspect("model=gpt_small", "~local").err == (
+        "error: data=shakespeare names no data.train_path and no data.data_prefix; give FILE or PREFIX\n"
+    )
     unset = inspect("model=tanuki_8b", "hardware=trn1", "~local")
     assert unset.code == 2
     assert unset.err.startswith("error: data.train_path=<site.slurm.shared_dir>/data/training.jsonl needs a fact of")

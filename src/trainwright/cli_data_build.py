@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,8 @@ from trainwright.cli_data_options import count, guarded, tokenizer_parts
 from trainwright.errors import UserError
 
 if TYPE_CHECKING:
-    from trainwright.dataset.build_prefix import BuildProgress, BuiltPair
+    from trainwright.dataset.build_prefix import BuiltPair
+    from trainwright.dataset.part_run import BuildProgress
 
 SCHEMA_VERSION = 1
 _LINES = 20  # where there is no terminal: one for each twentieth
@@ -82,16 +84,20 @@ def _build(options: argparse.Namespace) -> int:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # --workers says how many cores
     files = find_text_files(options.inputs, options.document)
     started = time.perf_counter()
-    with _shown(options.output.name, started) as on_progress:
-        built = build_prefix(
-            files,
-            options.output,
-            recipe,
-            workers=options.workers or len(os.sched_getaffinity(0)),
-            skip_bad=options.skip_bad,
-            overwrite=options.overwrite,
-            on_progress=on_progress,
-        )
+    try:
+        with _shown(options.output.name, started) as on_progress:
+            built = build_prefix(
+                files,
+                options.output,
+                recipe,
+                workers=options.workers or len(os.sched_getaffinity(0)),
+                skip_bad=options.skip_bad,
+                overwrite=options.overwrite,
+                on_progress=on_progress,
+            )
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on with what is done so far", file=sys.stderr)
+        return 128 + signal.SIGINT
     seconds = round(time.perf_counter() - started, 3)
     if options.json:
         report = {"schema_version": SCHEMA_VERSION, "prefix": str(options.output), **asdict(built), "seconds": seconds}

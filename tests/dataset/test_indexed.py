@@ -1,6 +1,7 @@
 """A pair survives a round trip; a broken one is refused by name."""
 
 import pickle
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -122,7 +123,23 @@ def test_an_index_whose_documents_end_elsewhere_is_refused(pair: Path) -> None:
         IndexedDataset(pair)
 
 
-def test_the_modes_of_multimodal_data_are_passed_over(pair: Path) -> None:
+def test_multimodal_data_are_refused(pair: Path) -> None:
     path = pair.parent / "data.v1.idx"
     path.write_bytes(path.read_bytes() + bytes(3))
-    assert IndexedDataset(pair)[1].tolist() == [9]
+    with pytest.raises(UserError, match="a mode for each of its 3 sequences: it is of multimodal data"):
+        IndexedDataset(pair)
+
+
+def test_pairs_are_joined_as_if_written_in_one_go(pair: Path, tmp_path: Path) -> None:
+    with IndexedWriter(tmp_path / "twice", DTYPES[8]) as writer:
+        writer.add_index(pair)
+        writer.add_index(pair)
+    with IndexedWriter(tmp_path / "expected", DTYPES[8]) as expected:
+        for _ in range(2):
+            for document in ([[5, 6, 7, 8], [9]], [[60_000, 1]]):
+                for sequence in document:
+                    expected.add_sequence(np.array(sequence))
+                expected.end_document()
+    for ending in ("bin", "idx"):
+        assert (tmp_path / f"twice.{ending}").read_bytes() == (tmp_path / f"expected.{ending}").read_bytes()
+    assert writer.bin_crc32 == expected.bin_crc32 == zlib.crc32((tmp_path / "twice.bin").read_bytes())

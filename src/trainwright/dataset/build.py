@@ -8,36 +8,29 @@ documents.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import lzma
 import re
-import zlib
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from trainwright import places
+from trainwright.dataset.encode import write_texts
 from trainwright.dataset.indexed import IndexedDataset, IndexedWriter, token_dtype
 from trainwright.dataset.splits import split_bounds
 from trainwright.dataset.store import find_or_build
+from trainwright.dataset.text_files import READ_ERRORS, decompressed
 from trainwright.dataset.tokenizer import Tokenizer
 from trainwright.errors import UserError
 
 _FORMAT = "1"  # part of the name: raise it when the same text would be stored otherwise
 _STEM = "text"
 _SEQUENCE_CHARS = 5000
-_BATCH_SEQUENCES = 512  # encoded at a time: bounds the memory, and is what a progress line reports
 # Where a sequence may end, best first. GPT-2's pattern always gives the last white space before a word a token of its
 # own or joins it to that word, so a cut right before it changes no token of the document.
 _CUTS = tuple(re.compile(pattern) for pattern in (r"(?<=\n)\n(?=\S)", r"\n(?=\S)", r" (?=\S)"))
-_READERS: dict[str, Callable[[Path], bytes]] = {
-    ".xz": lambda path: lzma.decompress(path.read_bytes()),
-    ".gz": lambda path: gzip.decompress(path.read_bytes()),
-}
 
 
 def build_text(text: str, tokenizer: Tokenizer, cache_dir: Path, report: Callable[[str], None]) -> Path:
@@ -90,7 +83,8 @@ def shuffle_tokens(prefix: Path, splits_string: str, seed: int, cache_dir: Path)
 
 def _read(path: Path) -> bytes:
     try:
-        return _READERS.get(path.suffix, Path.read_bytes)(path)
+        with path.open("rb") as stored, decompressed(stored, path.name) as stream:
+            return stream.read()
     except FileNotFoundError as error:
         shipped = sorted(
             text.name.split(".")[0] for text in (Path(places.__file__).parent / "corpora").glob("*.txt.xz")
@@ -98,7 +92,7 @@ def _read(path: Path) -> bytes:
         raise UserError(
             f"data.text={path} is neither a file nor a text shipped with trainwright ({', '.join(shipped)})"
         ) from error
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+    except READ_ERRORS as error:
         raise UserError(f"data.text={path} cannot be read: {error}") from error
 
 
@@ -113,19 +107,15 @@ def _decode(path: Path, content: bytes) -> str:
 
 def _write(prefix: Path, documents: list[str], tokenizer: Tokenizer, report: Callable[[str], None]) -> int:
     """Write the pair; return its number of tokens."""
-    pieces = ((piece, is_last) for document in documents for piece, is_last in _cut(document))
-    num_tokens = num_sequences = 0
+    pieces = (piece for document in documents for piece in _cut(document))
     with IndexedWriter(prefix, token_dtype(tokenizer.vocab_size)) as writer:
-        while batch := list(islice(pieces, _BATCH_SEQUENCES)):
-            for tokens, (_, is_last) in zip(tokenizer.encode([piece for piece, _ in batch]), batch, strict=True):
-                sequence = np.append(tokens, tokenizer.eod) if is_last else tokens
-                writer.add_sequence(sequence)
-                num_tokens += len(sequence)
-                if is_last:
-                    writer.end_document()
-            num_sequences += len(batch)
-            report(f"tokenized {num_tokens:,} tokens in {num_sequences:,} sequences")
-    return num_tokens
+        counts = write_texts(
+            writer,
+            pieces,
+            tokenizer,
+            on_batch=lambda done: report(f"tokenized {done.tokens:,} tokens in {done.sequences:,} sequences"),
+        )
+    return counts.tokens
 
 
 def _cut(document: str) -> Iterator[tuple[str, bool]]:

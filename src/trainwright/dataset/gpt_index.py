@@ -50,7 +50,7 @@ def build_index(
         raise UserError(
             f"data.splits_string: all sequences from {first} to {stop - 1} are empty; give that split a larger weight"
         )
-    num_epochs = max(1, -(-(num_samples * seq_length + 1) // tokens_per_epoch))
+    num_epochs = epochs_for(num_samples, tokens_per_epoch, seq_length)
     before_last_epoch = ((num_epochs - 1) * tokens_per_epoch - 1) // seq_length
     per_epoch = (tokens_per_epoch - 1) // seq_length
     separate = num_epochs > 1 and num_samples - before_last_epoch < int(_FULL_ENOUGH * per_epoch)
@@ -67,6 +67,11 @@ def build_index(
     return GptIndex(
         document_index=document_index, sample_index=sample_index, shuffle_index=_shuffled(random, sample_parts)
     )
+
+
+def epochs_for(num_samples: int, tokens_per_epoch: int, seq_length: int) -> int:
+    """Return how often tokens, of which there is one at least, are read for so many samples."""
+    return max(1, -(-(num_samples * seq_length + 1) // tokens_per_epoch))
 
 
 def load_index(

@@ -9,7 +9,7 @@ Source: megatron.core.datasets.indexed_dataset, 0.16.1; the files are equal to i
 
 from __future__ import annotations
 
-import struct
+import zlib
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trainwright.dataset.index_header import HEADER, MAGIC
 from trainwright.errors import UserError
 
 DTYPES: dict[int, np.dtype[Any]] = {
@@ -33,9 +34,8 @@ DTYPES: dict[int, np.dtype[Any]] = {
     8: np.dtype("<u2"),
 }
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
-_MAGIC = b"MMIDIDX\x00\x00"
-_HEADER = struct.Struct("<9sQBQQ")
 _SCAN_TOKENS = 1 << 24
+_COPY_BYTES = 1 << 22
 
 
 def bin_path(prefix: Path) -> Path:
@@ -63,8 +63,8 @@ class IndexedDataset:
         self.prefix = prefix
         index = _map(idx_path(prefix), np.dtype("u1"))
         self.dtype, num_sequences, num_bounds = _parse_header(idx_path(prefix), index)
-        self.sequence_lengths: npt.NDArray[np.int32] = _column(index, "<i4", num_sequences, _HEADER.size)
-        offset = _HEADER.size + 4 * num_sequences
+        self.sequence_lengths: npt.NDArray[np.int32] = _column(index, "<i4", num_sequences, HEADER.size)
+        offset = HEADER.size + 4 * num_sequences
         self.sequence_pointers: npt.NDArray[np.int64] = _column(index, "<i8", num_sequences, offset)
         self.document_indices: npt.NDArray[np.int64] = _column(index, "<i8", num_bounds, offset + 8 * num_sequences)
         if num_sequences == 0 or self.document_indices[-1] != num_sequences:
@@ -106,6 +106,7 @@ class IndexedWriter:
         self._code = _CODES[self._dtype]
         self._lengths = array("i")
         self._bounds = array("q", [0])
+        self.bin_crc32 = 0  # of what is in .bin so far
         self._bin = open(bin_path(prefix), "wb")  # noqa: SIM115 (closed by __exit__)
 
     def __enter__(self) -> IndexedWriter:
@@ -116,12 +117,27 @@ class IndexedWriter:
         stored = np.asarray(tokens).astype(self._dtype)
         if not np.array_equal(stored, tokens):
             raise OverflowError(f"tokens {np.min(tokens)}..{np.max(tokens)} do not fit {self._dtype}")
-        self._bin.write(stored.tobytes())
+        self._put(stored.tobytes())
         self._lengths.append(len(stored))
 
     def end_document(self) -> None:
         """Close the document that the sequences since the last call make up."""
         self._bounds.append(len(self._lengths))
+
+    def add_index(self, prefix: Path) -> None:
+        """Append all documents of another pair of the same dtype. Raises UserError as IndexedDataset does."""
+        other = IndexedDataset(prefix)
+        assert other.dtype == self._dtype
+        first = len(self._lengths)
+        self._lengths.frombytes(other.sequence_lengths.astype(np.intc).tobytes())
+        self._bounds.frombytes((other.document_indices[1:] + first).astype(np.longlong).tobytes())
+        with open(bin_path(prefix), "rb") as stream:
+            for chunk in iter(lambda: stream.read(_COPY_BYTES), b""):
+                self._put(chunk)
+
+    def _put(self, content: bytes) -> None:
+        self._bin.write(content)
+        self.bin_crc32 = zlib.crc32(content, self.bin_crc32)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -136,7 +152,7 @@ class IndexedWriter:
         np.cumsum(lengths[:-1], dtype=np.int64, out=pointers[1:])
         pointers *= self._dtype.itemsize
         with open(idx_path(self._prefix), "wb") as stream:
-            stream.write(_HEADER.pack(_MAGIC, 1, self._code, len(lengths), len(self._bounds)))
+            stream.write(HEADER.pack(MAGIC, 1, self._code, len(lengths), len(self._bounds)))
             stream.write(lengths.tobytes())
             stream.write(pointers.tobytes())
             stream.write(np.frombuffer(self._bounds, dtype=np.longlong).astype("<i8").tobytes())
@@ -159,26 +175,38 @@ def inspect_prefix(prefix: Path) -> PrefixFacts:
     Raises UserError as IndexedDataset does.
     """
     dataset = IndexedDataset(prefix)
-    starts = range(0, dataset.num_tokens, _SCAN_TOKENS)
     return PrefixFacts(
         dtype=dataset.dtype.name,
         num_sequences=len(dataset),
         num_documents=len(dataset.document_indices) - 1,
         num_tokens=dataset.num_tokens,
-        max_token_id=max(int(dataset.tokens[start : start + _SCAN_TOKENS].max()) for start in starts),
+        max_token_id=int(token_range(dataset)[1]),
     )
 
 
+def token_range(dataset: IndexedDataset, on_bytes: Callable[[int], None] | None = None) -> tuple[float, float]:
+    """Return the smallest and the largest token, all read chunk by chunk; `on_bytes` hears how many bytes are read."""
+    found = []
+    for start in range(0, dataset.num_tokens, _SCAN_TOKENS):
+        chunk = dataset.tokens[start : start + _SCAN_TOKENS]
+        found.append((chunk.min().item(), chunk.max().item()))
+        if on_bytes is not None:
+            on_bytes((start + len(chunk)) * dataset.dtype.itemsize)
+    return min(low for low, _ in found), max(high for _, high in found)
+
+
 def _parse_header(path: Path, index: npt.NDArray[np.uint8]) -> tuple[np.dtype[Any], int, int]:
-    if len(index) < _HEADER.size:
-        raise _unusable(path, f"it has {len(index)} bytes, fewer than a Megatron index header ({_HEADER.size})")
-    magic, version, code, num_sequences, num_bounds = _HEADER.unpack(index[: _HEADER.size].tobytes())
-    if magic != _MAGIC:
-        raise _unusable(path, f"it begins with {magic!r}, a Megatron index with {_MAGIC!r}")
+    if len(index) < HEADER.size:
+        raise _unusable(path, f"it has {len(index)} bytes, fewer than a Megatron index header ({HEADER.size})")
+    magic, version, code, num_sequences, num_bounds = HEADER.unpack(index[: HEADER.size].tobytes())
+    if magic != MAGIC:
+        raise _unusable(path, f"it begins with {magic!r}, a Megatron index with {MAGIC!r}")
     if version != 1 or code not in DTYPES:
         raise _unusable(path, f"it has version {version} and dtype code {code}; known are version 1 and codes 1 to 8")
-    size = _HEADER.size + 12 * num_sequences + 8 * num_bounds
-    if len(index) not in (size, size + num_sequences) or num_bounds == 0:  # the larger: with multimodal modes
+    size = HEADER.size + 12 * num_sequences + 8 * num_bounds
+    if len(index) == size + num_sequences != size:
+        raise _unusable(path, f"it holds a mode for each of its {num_sequences} sequences: it is of multimodal data")
+    if len(index) != size or num_bounds == 0:
         raise _unusable(
             path, f"it has {len(index)} bytes, but {num_sequences} sequences and {num_bounds} bounds take {size}"
         )

@@ -157,7 +157,7 @@ def prepare_prefixes(
     if tokenizer_type == "huggingface":
         raise UserError(
             "data.tokenizer.type=huggingface reads data.kind=sft; data.text is cut where GPT-2's encoding allows it, "
-            "so use data.tokenizer.type=gpt2_bpe, or a data set made elsewhere (data.data_prefix)"
+            "so use data.tokenizer.type=gpt2_bpe, or make a data set with `trainwright data build` (data.data_prefix)"
         )
     prefix = build.build_text(text, load_tokenizer(tokenizer_type), cache_dir, report)
     if shuffle_tokens:

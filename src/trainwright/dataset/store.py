@@ -31,7 +31,7 @@ def find_or_build(entry: Path, build: Callable[[Path], Mapping[str, Any]], *, ke
     `build` returns the metadata of the commit. Raises UserError naming `key`, the configuration key of the place, when
     it cannot be written; nothing half-made stays.
     """
-    found = _committed(entry)
+    found = find_built(entry)
     if found is not None:
         return found
     directory = entry / uuid.uuid4().hex
@@ -39,7 +39,7 @@ def find_or_build(entry: Path, build: Callable[[Path], Mapping[str, Any]], *, ke
         directory.mkdir(parents=True)
         sweep(entry, unchanged_for_s=_ABANDONED_AFTER_S)
         metadata = dict(build(directory))
-        found = _committed(entry)
+        found = find_built(entry)
         if found is None:
             write_commit(directory, metadata)
             return directory
@@ -53,17 +53,18 @@ def find_or_build(entry: Path, build: Callable[[Path], Mapping[str, Any]], *, ke
     return found
 
 
+def find_built(entry: Path) -> Path | None:
+    """Return the committed directory of `entry`, None where there is none."""
+    if not entry.is_dir():
+        return None
+    return next((path for path in sorted(entry.iterdir()) if read_commit(path) is not None), None)
+
+
 def save_array(path: Path, values: npt.NDArray[Any]) -> None:
     """Write a .npy file. Unlike numpy.save, which loses it, a failed write raises the system's error (a full disk)."""
     with open(path, "wb") as stream:
         np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(values))
         stream.write(np.ascontiguousarray(values).data)
-
-
-def _committed(entry: Path) -> Path | None:
-    if not entry.is_dir():
-        return None
-    return next((path for path in sorted(entry.iterdir()) if read_commit(path) is not None), None)
 
 
 def _remove(directory: Path) -> None:

@@ -20,6 +20,12 @@ _SAVING = "exp_manager.checkpoint_callback_params"
 _RANK_FOLDERS = ("mp_rank_", "tp_rank_", "fsdp_shard_")
 
 
+def has_half_weights(config: RunConfig, backend: NemoBackend) -> bool:
+    """Return whether weights are of 16 bits, as NeMo's megatron_amp_O2 means."""
+    chosen = backend.megatron_amp_O2
+    return config.trainer.precision != "32-true" if chosen is None else chosen
+
+
 def _data(case: Case, backend: NemoBackend) -> Found:
     config, data = case.config, case.config.data
     if data.kind != "gpt":
@@ -202,15 +208,15 @@ def _validation(case: Case, backend: NemoBackend) -> Found:
 
 
 def _precision(case: Case, backend: NemoBackend) -> Found:
-    precision = case.config.trainer.precision
+    precision, is_half = case.config.trainer.precision, has_half_weights(case.config, backend)
     if precision == "bf16-true":
         yield "trainer.precision=bf16-true: NeMo's plug-ins know mixed precision only", "use bf16-mixed"
-    if precision == "32-true" and backend.megatron_amp_O2:
+    if precision == "32-true" and is_half:
         yield (
             "trainer.precision=32-true with backend.megatron_amp_O2=true, which wants weights in 16 bits",
             "use trainer.precision=bf16-mixed, or backend.megatron_amp_O2=false",
         )
-    if precision == "16-mixed" and backend.megatron_amp_O2 and backend.optim.name == "fused_adam":
+    if precision == "16-mixed" and is_half and backend.optim.name == "fused_adam":
         yield (
             "trainer.precision=16-mixed with backend.megatron_amp_O2=true, which backend.optim.name=fused_adam refuses",
             "use distributed_fused_adam, or backend.megatron_amp_O2=false",
@@ -263,7 +269,7 @@ def _parallel(case: Case, backend: NemoBackend) -> Found:
             f"model.num_layers={config.model.num_layers}",
             "use null, or a pipeline whose pieces divide the layers",
         )
-    if pieces > 1 and not backend.megatron_amp_O2:
+    if pieces > 1 and not has_half_weights(config, backend):
         yield f"backend.virtual_pipeline_model_parallel_size={pieces} needs backend.megatron_amp_O2=true", "use both"
 
 

@@ -103,15 +103,6 @@ def _bfloat16(case: Case) -> Iterator[tuple[str, str]]:
         )
 
 
-def _image(case: Case) -> Iterator[tuple[str, str]]:
-    launcher = _vertex(case)
-    if launcher is not None and launcher.image is None and case.config.backend.kind == "native":
-        yield (
-            "launcher.image=null, but backend=native needs a container image in which trainwright is installed",
-            "build one with `pip install 'trainwright[native]'` in it and name it as launcher.image=...",
-        )
-
-
 def _bucket(case: Case) -> Iterator[tuple[str, str]]:
     launcher, exp_dir = _vertex(case), case.config.exp_manager.exp_dir
     if launcher is not None and "<site." not in exp_dir and not is_below(exp_dir, launcher.bucket_mount):
@@ -246,14 +237,6 @@ RULES: tuple[Rule, ...] = (
         condition="bfloat16, or NeMo's Transformer Engine, on a GPU without bfloat16; the first article ran so",
         source="CUDA C++ Programming Guide: __nv_bfloat16 arithmetic begins with compute capability 8.0",
         find=_bfloat16,
-    ),
-    Rule(
-        id="vertex-image",
-        severity="error",
-        dry_run_severity="warning",
-        condition="backend=native on launcher=vertex without a container image",
-        source="custom_job.proto: ContainerSpec.image_uri is required",
-        find=_image,
     ),
     Rule(
         id="vertex-bucket",

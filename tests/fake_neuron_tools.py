@@ -7,7 +7,7 @@ Needs the standard library only. Knobs, all in the environment:
     FAKE_NEURON_TAG        PARALLEL_COMPILE: the tag of older versions
     FAKE_NEURON_NUM_GRAPHS number of graphs that training asks for (3)
     FAKE_NEURON_CALLS      file to which each torchrun adds a line of JSON: argv, cwd, environment
-    FAKE_NEURON_EVENTS     folder of prepared event files, copied to log_dir when training starts; else it writes its own
+    FAKE_NEURON_EVENTS     folder of prepared event files, copied to log_dir when training starts; unset: it writes some
     FAKE_NEURON_WEIGHTS    folder with model/ whose shards checkpoints hold; unset: those that training began with
     FAKE_NEURON_STEP_S     seconds that a step takes (0)
     FAKE_NEURON_PAUSE_AT   step before which a training that began at 0 stays for ever
@@ -219,7 +219,8 @@ def extract(config: dict[str, str]) -> str:
     """Write the graphs that are not in the cache, as a trial run under NEURON_EXTRACT_GRAPHS_ONLY does."""
     assert os.environ["NEURON_EXTRACT_GRAPHS_ONLY"] == "1"
     count = 0 if failure("compile") == "no-graphs" else int(knob("NUM_GRAPHS", "3"))
-    shape = [config.get(key) for key in ("trainer.devices", "data.seq_length", "model.num_layers", "name")]
+    keys = ("trainer.devices", "distributed_strategy.tensor_model_parallel_size", "data.seq_length", "model.num_layers")
+    shape = [config.get(key) for key in keys]
     module = ""
     for number in range(count):
         digest = int(hashlib.sha256(json.dumps([*shape, number]).encode()).hexdigest()[:15], 16)
@@ -259,6 +260,8 @@ def train(config: dict[str, str], *, is_trial: bool, writes: bool) -> int:
             shutil.copyfile(file, log_dir / file.name)
     logs_events = writes and not knob("EVENTS") and config.get("exp_manager.create_tensorboard_logger") == "true"
     events = log_dir / f"events.out.tfevents.{int(time.time())}.{os.uname().nodename}.{os.getpid()}.0"
+    if logs_events:
+        events.touch()  # TensorBoard's writer makes its file before the first step
     seen = first // log_every * log_every  # the counters lag: they are refreshed with each log only
     logged = (seen + 1) * batch
     for step in range(first, max_steps):
@@ -356,7 +359,8 @@ def save(
             (folder / part / f"dp_rank_00_tp_rank_{rank:02d}_pp_rank_00.pt").write_bytes(b"weights")
     weights = Path(knob("WEIGHTS")) if knob("WEIGHTS") else source
     if weights is not None and (weights / "model").is_dir():
-        shutil.copytree(weights / "model", folder / "model", dirs_exist_ok=True)
+        # As written now: the time that a save took is read off its files.
+        shutil.copytree(weights / "model", folder / "model", copy_function=shutil.copyfile, dirs_exist_ok=True)
     (folder / "user_content.pt").write_bytes(b"user content")
     if is_killed:
         os.kill(os.getpid(), signal.SIGKILL)

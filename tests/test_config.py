@@ -111,7 +111,7 @@ def test_what_is_no_duration_is_refused(value: object) -> None:
         ("+launcher.partition=x", "launcher.partition: unknown key"),
         ("+launcher.max_paralel=2", "launcher.max_paralel: unknown key; did you mean launcher.max_parallel?"),
         ("++zzz.yyy=1", "zzz: unknown key; known here: allow"),
-        ("+backend.packing=true", "backend.packing: unknown key; known here: kind"),
+        ("+backend.packing=true", "backend.packing: unknown key; known here: base_image, image, kind"),
         ("trainer.precision=bf16", "must be '32-true', 'bf16-mixed', '16-mixed' or 'bf16-true'"),
         ("model.num_attention_heads=3", "model.num_attention_heads: 3 does not divide hidden_size=256"),
         ("model.num_query_groups=3", "model.num_query_groups: 3 does not divide num_attention_heads=4"),

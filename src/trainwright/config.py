@@ -69,6 +69,7 @@ class Model(Section):
     trains_on: tuple[str, ...]
     source: str | None  # None: no trained weights to begin with
     revision: str | None  # None: the newest
+    chat_template: str | None  # None: the fetched tokenizer's own
 
     def disagreements(self) -> Iterator[str]:
         heads, groups = self.num_attention_heads, self.num_query_groups
@@ -177,6 +178,8 @@ class Parallelism(Section):
 
 class NativeBackend(Section):
     kind: Literal["native"]
+    base_image: Directive
+    image: Directive | None  # None: on Vertex AI what `trainwright image` makes of base_image; else the bare host
 
 
 class NemoOptim(Section):
@@ -219,7 +222,7 @@ class NemoBackend(Section):
     bias_activation_fusion: bool
     bias_dropout_add_fusion: bool
     masked_softmax_fusion: bool
-    megatron_amp_O2: bool  # noqa: N815 (NeMo's spelling)
+    megatron_amp_O2: bool | None  # noqa: N815 (NeMo's spelling). None: where trainer.precision has 16 bits
     native_amp_init_scale: Count
     native_amp_growth_interval: Count
     hysteresis: Count
@@ -251,7 +254,6 @@ class NxdtBackend(Section):
     nxdt_dir: str
     model_dir: str
     pretrained_dir: str
-    chat_template: str | None  # None: the fetched tokenizer's own
     packing: bool
     dev_choose_samples: Count | None  # None: all
     precision: Literal["mixed_precision_sr", "autocast"] | None  # None: what trainer.precision says

@@ -262,7 +262,7 @@ def submit(record: RunRecord, opened: scheduler.Scheduler, *, after: tuple[str, 
 
 def leave(opened: scheduler.Scheduler, jobs: Mapping[str, tuple[RunRecord, tuple[JobSpec, ...]]]) -> None:
     """Stop following jobs: cancel them if the user at the terminal says so, else, and in scripts, let them go on."""
-    if not report.asks("jobs go on without this command; cancel them all?"):
+    if not report.asks("jobs go on without this command; cancel them all?", interrupt_says_yes=True):
         report.detached(jobs, opened.look_up(jobs))
         return
     opened.cancel(jobs)

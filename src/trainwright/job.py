@@ -29,16 +29,27 @@ class JobSpec:
     time_limit_s: int | None  # None: no limit
     grace_s: float  # between the polite signal and the kill
     files: Mapping[str, str]  # text by path below run/, written before the submit
-    output: str | None = None  # directory that the stage commits; one that is complete needs no stage. None: no such
+    outputs: tuple[str, ...] = ()  # what the stage commits: if all of it is complete, no run is needed. Empty: always
     lane: str | None = None  # jobs of one lane run one after the other; None: of no lane
     env_from: tuple[str, ...] = ()  # names of environment variables that must reach the ranks; values are never written
     max_requeues: int | None = None  # restarts by the scheduler; None: it starts nothing again
+    scratch: str | None = None  # where nodes keep files that grow, see node.growing. None: the run directory appends
+    next_stage: str | None = None  # what the worker goes on with in the same job after success; None: nothing
+    prepare: tuple[str, ...] | None = None  # argv run once on each node before its ranks, as `command`; None: nothing
+    foreign: str | None = None  # below run/: how to read what a framework logs for TensorBoard only; None: nothing
+    most_nodes: int | None = None  # that any stage of this job has from here on; None: as many as this one
 
     def to_json(self) -> str:
         return json.dumps({"schema_version": SCHEMA_VERSION, **dataclasses.asdict(self)}, indent=1, ensure_ascii=False)
+
+    @property
+    def job_nodes(self) -> int:
+        """How many nodes the job needs; some stages may use fewer, then the others wait."""
+        return self.most_nodes or self.num_nodes
 
     @classmethod
     def from_json(cls, text: str) -> "JobSpec":
         tree: dict[str, Any] = json.loads(text)
         assert tree.pop("schema_version") == SCHEMA_VERSION
-        return cls(**{**tree, "command": tuple(tree["command"]), "env_from": tuple(tree["env_from"])})
+        lists = [key for key in ("command", "outputs", "env_from", "prepare") if tree.get(key) is not None]
+        return cls(**{**tree, **{key: tuple(tree[key]) for key in lists}})

@@ -37,7 +37,8 @@ _FREE_TO_CHANGE = (
     "trainer.enable_progress_bar", "parallelism.strategy", "model.trains_on", "backend.python", "backend.nxdt_dir",
     "model.chat_template", "backend.compiler_cache_url", "backend.async_exec_max_inflight_requests",
     "backend.neuron_rt_exec_timeout", "backend.max_open_files", "backend.reserved_port", "data.train_source",
-    "data.val_source",
+    "data.val_source", "backend.image", "backend.base_image", "backend.script", "backend.data_cache_dir",
+    "backend.data_copy", "backend.max_time", "backend.nsys_profile",
 )  # fmt: skip
 _NOT_EVEN_SO = ("exp_manager.ema",)  # what a validation measures
 

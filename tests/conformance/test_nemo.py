@@ -16,6 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 from tests.conformance.environments import ENVS, python_of
 from trainwright.backends.native.retention import choose_resume
 from trainwright.backends.native.train import train
+from trainwright.backends.nemo.constants import EXP_MANAGER_DEFAULTS
+from trainwright.backends.nemo.document import document
+from trainwright.backends.rendered_yaml import to_yaml
 from trainwright.config import RunConfig
 from trainwright.dataset.indexed import IndexedWriter
 from trainwright.exp_manager import idle_keys, nemo_block
@@ -47,6 +50,7 @@ class Judged:
     config: RunConfig
     run_dir: Path
     own_before: Mapping[str, bytes]  # files below run/, by path
+    rendered: Mapping[str, dict[str, Any]]  # what our renderer gives NeMo, by run
 
 
 def _own_files(run_dir: Path) -> dict[str, bytes]:
@@ -70,12 +74,19 @@ def judged(version: Version, parsed: Callable[..., RunConfig], tmp_path_factory:
     train(config, run_dir, 1)
     (run_dir / "loose.txt").write_text("moved away by each start of NeMo")
     before = _own_files(run_dir)
+    rendered = {name: document(parsed(*overrides), run_id="r1") for name, overrides in _runs(version, here).items()}
+    for name, tree in rendered.items():
+        (here / name).mkdir()
+        (here / name / "config.yaml").write_text(to_yaml(tree, reader="NeMo", run_id="r1"))
     asked = {
         "log_dir": str(run_dir),
+        "folders": {name: str(here / name) for name in rendered},
+        "schedules": {name: (tree["model"]["optim"], tree["trainer"]["max_steps"]) for name, tree in rendered.items()},
         "blocks": {
             "defaults": nemo_block(parsed(), run_id="r1", nemo=version),
             "full": nemo_block(parsed(*FULL), run_id="r1", nemo=version),
             "unknown": {**nemo_block(parsed(), run_id="r1", nemo=version), "resume_if_exist": True},
+            **{name: tree["exp_manager"] for name, tree in rendered.items()},
         },
     }
     subprocess.run(
@@ -87,7 +98,44 @@ def judged(version: Version, parsed: Callable[..., RunConfig], tmp_path_factory:
         env={**os.environ, "PYTHONPATH": str(ENVS / "stubs")},
     )
     answer = json.loads((here / "answer.json").read_text())
-    return Judged(answer=answer, config=config, run_dir=run_dir, own_before=before)
+    return Judged(answer=answer, config=config, run_dir=run_dir, own_before=before, rendered=rendered)
+
+
+def _runs(version: Version, here: Path) -> dict[str, tuple[str, ...]]:
+    """Return runs by name: the first article's, the model that it is cut down from, and two unlike them."""
+    site = (
+        "site.vertex.bucket=bucket",
+        f"exp_manager.exp_dir={here}/experiments",
+        f"backend.nemo_version='{version}'",
+    )
+    return {
+        "article": ("hardware=t4", *site),
+        "gpt_5b": ("model=gpt_5b", "hardware=h100", "backend=nemo", *site),
+        "linear": (
+            "hardware=t4",
+            "trainer.max_steps=200",
+            "optim.sched.name=LinearAnnealingWithWarmUp",
+            "backend.optim.constant_steps=0",
+            "trainer.precision=16-mixed",
+            "exp_manager.name=linear",
+            "exp_manager.create_early_stopping_callback=true",
+            "exp_manager.checkpoint_callback_params.every_n_train_steps=20",
+            "exp_manager.max_time_per_run=10:00:00",
+            *site,
+        ),
+        "constant": (
+            "hardware=h100",
+            "backend=nemo",
+            "trainer.max_steps=200",
+            "optim.sched.name=constant",
+            "parallelism.tensor_model_parallel_size=4",
+            "exp_manager.name='0012'",
+            "exp_manager.log_step_timing=false",
+            "exp_manager.create_tensorboard_logger=false",
+            *site,
+        ),
+        "falling": ("hardware=t4", "trainer.max_steps=500", "exp_manager.name=falling", *site),
+    }
 
 
 def _tiny_run(parsed: Callable[..., RunConfig], here: Path) -> RunConfig:
@@ -111,9 +159,39 @@ def test_nemo_takes_the_block_that_we_render_for_it(judged: Judged) -> None:
     for name in ("defaults", "full"):
         assert isinstance(judged.answer["merged"][name], dict), judged.answer["merged"][name]
     full = judged.answer["merged"]["full"]
-    assert (full["name"], full["version"], full["exp_dir"]) == ("gpt_small", "r1", "/gcs/bucket/nemo-experiments")
+    assert (full["name"], full["version"], full["exp_dir"]) == ("megatron_gpt", "r1", "/gcs/bucket/nemo-experiments")
     assert full["max_time_per_run"] == "01:00:00:00"
     assert full["ema"]["enable"]
+
+
+@pytest.mark.parametrize("name", ["article", "gpt_5b", "linear", "constant"])
+def test_nemos_script_reads_our_file_as_it_stands(name: str, judged: Judged) -> None:
+    started, tree = judged.answer["started"][name], dict(judged.rendered[name])
+    assert started["hydra"] == {"run_dir": tree["hydra"]["run"]["dir"], "output_subdir": None}
+    del tree["hydra"]
+    assert started["config"] == tree
+    assert isinstance(judged.answer["merged"][name], dict), judged.answer["merged"][name]
+    manager = tree["exp_manager"]
+    assert started["log_dir"] == f"{manager['exp_dir']}/{manager['name']}/r1"
+    assert started["checkpoint"] == f"{manager['name']}--{{val_loss:.2f}}-{{step}}-{{consumed_samples}}"
+    assert "NeMoModelCheckpoint" in started["callbacks"]
+
+
+def test_what_is_not_written_is_what_nemo_takes_by_itself(judged: Judged, version: Version) -> None:
+    shown = dict(_flat(judged.answer["merged"]["article"]))
+    ours = dict(_flat(yaml.safe_load((CONF / "exp_manager" / "default.yaml").read_text())))
+    for key in set(EXP_MANAGER_DEFAULTS) & set(shown):
+        assert shown[key] == EXP_MANAGER_DEFAULTS[key] == ours[key], key
+
+
+def test_the_schedules_are_those_that_our_rules_speak_of(judged: Judged) -> None:
+    rates = judged.answer["rates"]
+    assert rates["article"][-1] == pytest.approx(1.6e-4 * 49 / 115)
+    assert max(rates["falling"]) == pytest.approx(1.6e-4)
+    assert rates["falling"][120] == pytest.approx(1.6e-5), "nemo-schedule: from the peak to the end at once"
+    assert rates["linear"][115] == pytest.approx(1.6e-4)
+    assert rates["linear"][-1] < 1.9e-5
+    assert rates["constant"][116:] == pytest.approx([1.6e-4] * 84)
 
 
 def test_nemo_itself_refuses_an_unknown_key(judged: Judged) -> None:

@@ -1,18 +1,26 @@
-"""One node decides what all nodes of a stage do, since only one may put their shared directory in order."""
+"""One node decides what all nodes of a stage do, since only one may put their shared directory in order.
+
+It decides by what was rendered for a framework, by the record of the attempt and by what was decided before.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Callable, Iterable, Mapping
 
 from . import events
 from .drive import FAILED, DriverError
 from .peers import Peers
+from .run_paths import RunPaths
 from .signals import STOP_SIGNALS, SignalQueue
 
 SKIP, FRESH, RESUME = "skip", "fresh", "resume"
+_IGNORE_DAMAGED = re.compile(r"(?m)^ +resume_ignore_damaged: true$")
 WAIT_S = 1800.0  # node 0 may have to remove a checkpoint of 100 GB first
 
 
@@ -24,8 +32,37 @@ class Decision:
     reason: str
 
 
-def publish(file: Path, decision: Decision, num_nodes: int) -> None:
-    """Write what all nodes do, once for an attempt.
+def read_settings(
+    folder_of: Callable[[int], Path], attempt: int, schema_version: int
+) -> tuple[Path, Mapping[str, Any]]:
+    """Return the folder of a framework's files and the settings in it: of the submitted attempt that this one repeats.
+
+    Raises DriverError when there are none.
+    """
+    for submitted in range(attempt, 0, -1):  # a job that its scheduler starts again has no files of its own
+        file = folder_of(submitted) / "settings.json"
+        if not file.exists():
+            continue
+        settings: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if settings["schema_version"] != schema_version:
+            raise DriverError(f"{file} is of another version of trainwright than this worker")
+        return file.parent, settings
+    raise DriverError(f"{folder_of(attempt)}/settings.json is not there")
+
+
+def may_ignore_damaged(paths: RunPaths, attempt: int) -> bool:
+    """Return what the attempt's record says; it is YAML as PyYAML writes it, and here is no parser for that."""
+    record = paths.record(attempt)
+    return record.exists() and _IGNORE_DAMAGED.search(record.read_text(encoding="utf-8")) is not None
+
+
+def has_resumed(earlier: Iterable[Path]) -> bool:
+    """Return whether an earlier attempt, by its decision, has found a whole checkpoint."""
+    return any(path.exists() and read(path).what == RESUME for path in earlier)
+
+
+def publish(file: Path, decision: Decision, num_nodes: int, *, has_links: bool = True) -> None:
+    """Write what all nodes do, once for an attempt. `has_links` as in `events.publish`.
 
     A start of this attempt that was cut short may have left one. A single node replaces it. Several must not: some may
     have read it. Raises DriverError then, unless it says the same.
@@ -35,7 +72,7 @@ def publish(file: Path, decision: Decision, num_nodes: int) -> None:
         file.unlink(missing_ok=True)
     content = json.dumps({"schema_version": 1, "what": decision.what, "reason": decision.reason}, indent=1) + "\n"
     try:
-        events.publish(file, content)
+        events.publish(file, content, has_links=has_links)
     except FileExistsError:
         before = read(file)
         if before.what != decision.what:
@@ -57,7 +94,8 @@ def wait_for(file: Path, peers: Peers, signals: SignalQueue, *, limit_s: float =
     Raises DriverError when a node has ended badly, and after `limit_s`.
     """
     deadline = time.monotonic() + limit_s
-    while not file.exists():
+    # A listing: a mounted bucket remembers that a file which was asked for is not there.
+    while not (file.parent.is_dir() and file.name in os.listdir(file.parent)):
         ended = peers.first_bad_end()
         if ended is not None:
             raise DriverError(f"node {ended.node} was {ended.state}: {ended.extra.get('reason')}", FAILED)

@@ -137,7 +137,7 @@ class ForeignMetrics:
         results.write(self._paths.results, content, by_rename=self._paths.scratch is None)
 
     def _take_new(self, *, is_over: bool) -> Iterator[tuple[Logged, _Speed]]:
-        for path in _event_files(self._paths.growing):
+        for path in _event_files(self._paths.run_dir):  # frameworks know nothing of scratch directories
             process = self._processes.get(path.name)
             if process is None:
                 if path.stat().st_mtime < self._since:

@@ -11,11 +11,9 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import time
-import traceback
 from pathlib import Path
-from typing import Any, Callable, Mapping, Sequence
+from typing import Callable, Sequence
 
 from . import address, decision, drive, growing, janitor, neuron_cache, node_limits
 from .cluster_env import LOOPBACK
@@ -32,7 +30,6 @@ from .run_paths import RunPaths
 from .signals import SignalQueue, signal_name
 
 COMPILE, TRAIN = "compile", "train"
-_IGNORE_DAMAGED = re.compile(r"(?m)^ +resume_ignore_damaged: true$")
 _GRACE_SHARE = 0.7  # of the job's grace for the child; the rest is for us to tell how it ended
 
 
@@ -135,18 +132,8 @@ class _Driver:
         return 0
 
     def _train(self, decided: Decision, gate: CompileGate) -> int:
-        metrics = _Metrics(self._paths, self._attempt, self._settings) if self._node == 0 else None
-
-        def on_tick() -> None:
-            self._beat()
-            if metrics is not None:
-                metrics.collect()
-
-        end = self._start(decided, gate, on_tick)
+        end = self._start(decided, gate, self._beat)
         cause = str(gate.causes) if end.code and end.stopped_by is None else ""
-        if metrics is not None:
-            failure = (cause or f"NxDT ended with exit code {end.code}") if end.code else None
-            metrics.finish(failure if end.stopped_by is None else "preempted")
         if end.stopped_by is not None:
             return self._stopped("the next attempt goes on from the newest complete checkpoint")
         if cause:
@@ -219,24 +206,16 @@ class _Driver:
     def _decide_train(self) -> Decision:
         order = janitor.tidy(
             self._paths.checkpoints,
-            has_resumed=self._has_resumed(),
-            may_ignore_damaged=self._may_ignore_damaged(),
+            has_resumed=decision.has_resumed(
+                self._paths.nxdt_decision(TRAIN, attempt) for attempt in range(1, self._attempt)
+            ),
+            may_ignore_damaged=decision.may_ignore_damaged(self._paths, self._attempt),
         )
         for action in order.actions:
             say(f"janitor: {action}")
         if order.checkpoint is None:
             return Decision(FRESH, "no checkpoint yet; starting from the pretrained weights")
         return Decision(RESUME, f"from {order.checkpoint.path.name}, step {order.checkpoint.step}")
-
-    def _may_ignore_damaged(self) -> bool:
-        """Return what the attempt's record says; it is YAML as PyYAML writes it, and here is no parser for that."""
-        record = self._paths.record(self._attempt)
-        return record.exists() and _IGNORE_DAMAGED.search(record.read_text(encoding="utf-8")) is not None
-
-    def _has_resumed(self) -> bool:
-        """Return whether an earlier attempt has found a complete checkpoint."""
-        earlier = (self._paths.nxdt_decision(TRAIN, attempt) for attempt in range(1, self._attempt))
-        return any(path.exists() and decision.read(path).what == RESUME for path in earlier)
 
     def _await_decision(self) -> Decision | None:
         """Return what node 0 has decided; None: we were told to stop."""
@@ -302,29 +281,3 @@ class _Driver:
         file.parent.mkdir(parents=True, exist_ok=True)
         content = {"schema_version": 1, "findings": [finding.to_json() for finding in findings]}
         file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-
-class _Metrics:
-    """Collects what NxDT logs. A mistake in there must not end a training of hours: it is printed, once."""
-
-    def __init__(self, paths: RunPaths, attempt: int, settings: Mapping[str, Any]) -> None:
-        from .foreign_metrics import ForeignMetrics
-
-        self._metrics: Any = ForeignMetrics(paths, attempt, settings)
-        self._has_failed = False
-
-    def collect(self) -> None:
-        """Turn what is new into our metrics."""
-        if not self._has_failed:
-            self._guarded(self._metrics.collect)
-
-    def finish(self, reason: str | None) -> None:
-        """Write the results."""
-        self._guarded(lambda: self._metrics.finish(reason))
-
-    def _guarded(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Exception:
-            self._has_failed = True
-            say(f"metrics are not collected any more:\n{traceback.format_exc()}")

@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any, Mapping
 
+from . import decision
 from .drive import DriverError
 from .neuron_cache import URL_VARIABLE
 from .run_paths import RunPaths
@@ -26,15 +27,7 @@ def read_settings(paths: RunPaths, attempt: int) -> tuple[Path, Mapping[str, Any
 
     Raises DriverError when there are none.
     """
-    for submitted in range(attempt, 0, -1):  # a job that its scheduler starts again has no files of its own
-        file = paths.nxdt(submitted) / "settings.json"
-        if not file.exists():
-            continue
-        settings: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        if settings["schema_version"] != SETTINGS_SCHEMA_VERSION:
-            raise DriverError(f"{file} is of another version of trainwright than this worker")
-        return file.parent, settings
-    raise DriverError(f"{paths.nxdt(attempt)}/settings.json is not there")
+    return decision.read_settings(paths.nxdt, attempt, SETTINGS_SCHEMA_VERSION)
 
 
 def command(

@@ -101,7 +101,7 @@ def _index_mapping(case: Case, backend: NemoBackend) -> Found:
 
 def _template(case: Case, backend: NemoBackend) -> Found:
     params = case.config.exp_manager.checkpoint_callback_params
-    template, monitor = params.name_template, params.monitor
+    template = params.name_template
     formats = dict(re.findall(r"\{([^}:]*):?([^}]*)\}", template))
     key = f"{_SAVING}.filename"
     if not re.fullmatch(r"(\.[1-9]\d*f)?", formats.get("consumed_samples", "absent")):
@@ -110,52 +110,62 @@ def _template(case: Case, backend: NemoBackend) -> Found:
             "the data anew",
             "put {consumed_samples} into it, as it is",
         )
-    if params.save_top_k != -1 and not re.fullmatch(r"(\.\d+f)?", formats.get(monitor, "absent")):
-        yield (
-            f"{key}={template}: a resume ranks checkpoints by the {monitor} in their names, written as digits",
-            f"put {{{monitor}:.2f}} into it" if monitor != "step" else "put {step} into it",
-        )
     if template.endswith(("last", "end")):
         yield f"{key}={template}: NeMo takes what ends so for its own newest or final checkpoint", "end it otherwise"
     if not params.auto_insert_metric_name:
         yield f"{_SAVING}.auto_insert_metric_name=false: a resume looks for consumed_samples= in names", "use true"
 
 
-def _path(case: Case, backend: NemoBackend) -> Found:
-    """NeMo looks for the metric, for consumed_samples= and for folders of ranks anywhere in a checkpoint's path."""
+def _places(case: Case) -> dict[str, str]:
+    """Return what makes up the path of a run's checkpoints, by key."""
     config, manager = case.config, case.config.exp_manager
-    params, metric = manager.checkpoint_callback_params, nemo_metric(manager.checkpoint_callback_params.monitor)
-    places = {
+    return {
         "exp_manager.exp_dir": manager.explicit_log_dir or manager.exp_dir,
         "exp_manager.name": run_name(config),
         "run_id": fixed_run_id(config) or config.name,
     }
-    if params.save_top_k != -1:
-        for key, text in places.items():
-            if metric in text:
-                yield f"{key}: {text!r} holds {metric!r}, whose value NeMo reads there, and fails", f"rename {key}"
-        template = params.name_template.replace("{name}", "")
-        names = re.sub(r"\{(\w+)[^}]*\}", lambda key: f"{nemo_metric(key.group(1))}=0", template)
-        if f"{metric}=0" in names and metric in names.partition(f"{metric}=0")[0]:
-            yield (
-                f"{_SAVING}.filename={params.name_template}: NeMo reads what follows the first {metric!r} in it",
-                f"put {{{params.monitor}}} first",
-            )
-    for key, text in places.items():
+
+
+def _path(case: Case, backend: NemoBackend) -> Found:
+    """NeMo looks for consumed_samples= and for folders of ranks anywhere in a checkpoint's path."""
+    for key, text in _places(case).items():
         for cut in (*_RANK_FOLDERS, "consumed_samples="):
             if cut in text:
                 yield f"{key}: {text!r} holds {cut!r}, by which NeMo takes paths apart", f"choose {key} without it"
+
+
+def _own_resume(case: Case, backend: NemoBackend) -> Found:
+    """The worker tells NeMo what to resume from; NeMo alone ranks checkpoints by what it reads in their paths."""
+    manager = case.config.exp_manager
+    params, metric = manager.checkpoint_callback_params, nemo_metric(manager.checkpoint_callback_params.monitor)
+    alone = "NeMo started on this directory without trainwright fails to resume: "
+    if not manager.resume_if_exists or params.save_top_k == -1:
+        return
+    if params.save_top_k == 0:
+        yield f"{alone}{_SAVING}.save_top_k=0", "use save_top_k=1, or allow=[nemo-own-resume]"
+    for key, text in _places(case).items():
+        if metric in text:
+            yield f"{alone}it reads the value of {metric} in {key}={text}", f"choose {key} without it"
+    formats = dict(re.findall(r"\{([^}:]*):?([^}]*)\}", params.name_template))
+    if not re.fullmatch(r"(\.\d+f)?", formats.get(params.monitor, "absent")):
+        yield (
+            f"{alone}{_SAVING}.filename={params.name_template} has no {params.monitor}, or not as digits",
+            f"put {{{params.monitor}{'' if metric == 'step' else ':.2f'}}} into it",
+        )
+        return
+    template = params.name_template.replace("{name}", "")
+    names = re.sub(r"\{(\w+)[^}]*\}", lambda key: f"{nemo_metric(key.group(1))}=0", template)
+    if metric in names.partition(f"{metric}=0")[0]:
+        yield (
+            f"{alone}{_SAVING}.filename={params.name_template}, where it reads what follows the first {metric!r}",
+            f"put {{{params.monitor}}} first",
+        )
 
 
 def _saves(case: Case, backend: NemoBackend) -> Found:
     params = case.config.exp_manager.checkpoint_callback_params
     if not case.config.exp_manager.create_checkpoint_callback:
         return
-    resumes = case.config.exp_manager.resume_if_exists
-    if params.save_top_k == 0 and resumes:
-        yield f"{_SAVING}.save_top_k=0: NeMo fails to resume beside any checkpoint", "use save_top_k=1"
-    if not params.save_last and resumes:
-        yield f"{_SAVING}.save_last=false: NeMo resumes from the newest checkpoint only, marked so", "use true"
     for key, value in (("dirpath", params.dirpath), ("filepath", params.filepath)):
         if value is not None:
             yield f"{_SAVING}.{key}={value}: resume and janitor look into the run's directory", f"use {key}=null"
@@ -191,6 +201,11 @@ def _rarely_saves(case: Case, backend: NemoBackend) -> Found:
                 f"trainer.val_check_interval={between}: checkpoints bear the val_loss of an earlier step, or none",
                 f"use a multiple of {between}, or monitor=step and mode=max",
             )
+    if not params.save_last and config.exp_manager.create_checkpoint_callback:
+        yield (
+            f"{_SAVING}.save_last=false: a resume goes back to the newest of the best checkpoints, however old",
+            "use true",
+        )
     if params.monitor == "step" and params.mode == "min":
         yield f"{_SAVING}.monitor=step with mode=min keeps the oldest", f"use {_SAVING}.mode=max"
 
@@ -365,7 +380,8 @@ def _idle(case: Case, backend: NemoBackend) -> Found:
     for key, (is_set, remedy) in idle.items():
         section, _, name = key.rpartition(".")
         if is_set:
-            yield f"{key}={getattr(getattr(config, section), name)} does nothing in NeMo here", remedy
+            value = str(getattr(getattr(config, section), name)).replace("True", "true")
+            yield f"{key}={value} does nothing in NeMo here", remedy
 
 
 def _profile(case: Case, backend: NemoBackend) -> Found:
@@ -431,13 +447,13 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "nemo-filename",
         "a checkpoint's name does not tell what NeMo reads in it when it resumes",
-        "NeMo megatron_base_model.py, _extract_consumed_samples_from_ckpt; NeMoModelCheckpoint",
+        "NeMo megatron_base_model.py, _extract_consumed_samples_from_ckpt; exp_manager.py, check_resume",
         _template,
     ),
     _rule(
         "nemo-path",
         "a path holds what NeMo looks for in the names of checkpoints",
-        "NeMo NeMoModelCheckpoint, nemo_topk_check_previous_run; uninject_model_parallel_rank",
+        "NeMo megatron_base_model.py, _extract_consumed_samples_from_ckpt; uninject_model_parallel_rank",
         _path,
     ),
     _rule(
@@ -510,6 +526,13 @@ RULES: tuple[Rule, ...] = (
         "a run that is cut short loses much, or keeps other checkpoints than the best",
         "Lightning ModelCheckpoint: with every_n_epochs=1 it saves after validations",
         _rarely_saves,
+        severity="warning",
+    ),
+    _rule(
+        "nemo-own-resume",
+        "NeMo by itself could not resume in the run's directory; the worker does not ask it to",
+        "NeMo NeMoModelCheckpoint, nemo_topk_check_previous_run",
+        _own_resume,
         severity="warning",
     ),
     _rule(

@@ -18,7 +18,7 @@ def test_the_newest_complete_checkpoint_is_exported_in_the_bases_types_files_and
     record: Record, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = tiny_model(tmp_path / "fsx" / "models" / "tanuki_8b")
-    run = record(f"backend.chat_template='{TEMPLATE}'")
+    run = record(f"model.chat_template='{TEMPLATE}'")
     for step in (9, 50, 100):
         trained(run, step, tiny_tensors(seed=step), is_done=step != 100)
     assert run.stage(export.main) == 0

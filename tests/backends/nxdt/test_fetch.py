@@ -62,6 +62,8 @@ def test_what_is_wrong_with_model_and_data_is_told_together(
     assert "num_hidden_layers=2, but model.num_layers=3; set model.num_layers=2, or name another model" in told[-2]
     assert "rope_theta=10000.0, but model.rope_theta=500000.0; set model.rope_theta=10000.0" in told[-1]
     assert not any(path.startswith("/stored/") for _, path in hub.requests)  # no weights
+    in_status = run.paths.rank_reason("fetch", 1, 0).read_text()
+    assert in_status == "; ".join(line.removeprefix("error: ") for line in told[-4:]) + "\n"
 
 
 def test_a_model_that_is_there_is_compared_at_each_run(

@@ -265,8 +265,8 @@ def test_the_stages_of_a_run_and_what_each_is_started_with(parsed: Parsed) -> No
         assert (job.env["FI_PROVIDER"], job.env["MORE"], job.env["MALLOC_ARENA_MAX"]) == ("sockets", "x", "128")
         assert job.command[0] == job.python == "python3"
         assert JobSpec.from_json(job.to_json()) == job
-    program = ("-m", "trainwright.backends.nxdt.convert", "/fsx/r1", "--attempt", "{attempt}")
-    assert made["convert"].command[1:] == program
+    module = ("program", "trainwright.backends.nxdt.convert", "/fsx/r1", "--attempt", "{attempt}")
+    assert made["convert"].command[1:] == ("/fsx/r1/run/worker.pyz", *module)
     driver = ("-I", "-S", "/fsx/r1/run/worker.pyz", "nxdt", "/fsx/r1", "--stage", "train", "--attempt", "{attempt}")
     assert made["train"].command[1:] == driver
     assert made["convert"].outputs == (config.backend.pretrained_dir,)  # type: ignore[union-attr]
@@ -312,7 +312,7 @@ SAME_GRAPHS = [
     "data.train_path=/fsx/other.jsonl",
     "backend.compiler_cache_url=s3://bucket/cache",
     "backend.nxdt_dir=/opt/nxdt",
-    "backend.chat_template=null",
+    "model.chat_template=null",
     "model.source=someone/else",
     "launcher.time=7200",
     "+launcher.env.FI_EFA_FORK_SAFE='0'",
@@ -398,9 +398,13 @@ def test_an_instance_type_brings_its_sizes_and_environment(
     assert rendered(config)["trainer"].get("lnc") == (2 if hardware == "trn2" else None)
 
 
-def test_the_recipe_exports_with_the_articles_chat_template(parsed: Parsed) -> None:
-    template = parsed(*TANUKI).backend.chat_template  # type: ignore[union-attr]
+def test_the_model_is_exported_with_the_articles_chat_template(parsed: Parsed) -> None:
+    template = parsed(*TANUKI).model.chat_template
     assert template == SEED.read_text(encoding="utf-8").rstrip("\n")
+
+
+def test_the_recipe_sets_nothing_that_another_backend_lacks(parsed: Parsed) -> None:
+    assert parsed(*TANUKI, "backend=native").backend.kind == "native"
 
 
 def test_a_sharded_optimizer_on_several_replicas_is_marked_in_both_places(parsed: Parsed) -> None:

@@ -36,7 +36,7 @@ def test_differing_weights_are_counted_and_the_model_loads(
     changed = tensors["model.layers.1.mlp.up_proj.weight"]  # [8, 16]
     changed[2, 3] += 2.0
     changed[7, 15] -= 4.0
-    run = exported(record, tmp_path, tensors, f"backend.chat_template='{TEMPLATE}'")
+    run = exported(record, tmp_path, tensors, f"model.chat_template='{TEMPLATE}'")
     assert run.stage(verify.main) == 0
     report = found(run.paths, 50)
     total = sum(tensor.numel() for tensor in tensors.values())
@@ -70,7 +70,7 @@ def test_values_that_are_no_numbers_fail(record: Record, tmp_path: Path, capsys:
 def test_a_template_that_does_not_render_and_a_model_that_is_not_the_bases_fail(
     record: Record, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = exported(record, tmp_path, tiny_tensors(seed=4), "backend.chat_template='{{ nothing.of.it }}'")
+    run = exported(record, tmp_path, tiny_tensors(seed=4), "model.chat_template='{{ nothing.of.it }}'")
     base = tmp_path / "fsx" / "models" / "tanuki_8b"
     shutil.rmtree(base)
     tensors = {name: tensor.float() for name, tensor in tiny_tensors().items()}

@@ -31,7 +31,7 @@ def export(config: RunConfig, paths: RunPaths) -> None:
             base=Path(backend.model_dir),
             max_shard_bytes=None,
             dtype="base",
-            chat_template=backend.chat_template,
+            chat_template=config.model.chat_template,
             report=report,
         )
     for note in done.notes:

@@ -30,7 +30,9 @@ def render(config: RunConfig, plan: Plan, *, run_id: str, run_dir: str, attempt:
     launcher, hardware = config.launcher, config.hardware
     python = launcher.python or sys.executable
     files = _files(config, plan, run_id, run_dir, attempt)
-    worker = str(RunPaths(run_dir).worker)  # also NxDT's driver: nothing of ours needs to be installed beside NxDT
+    paths = RunPaths(run_dir)
+    below = paths.nxdt(attempt).relative_to(paths.own).as_posix()
+    worker = str(paths.worker)  # also NxDT's driver: nothing of ours needs to be installed beside NxDT
     job = functools.partial(
         JobSpec,
         run_id=run_id,
@@ -45,19 +47,20 @@ def render(config: RunConfig, plan: Plan, *, run_id: str, run_dir: str, attempt:
     )
 
     def program(stage: str, *outputs: str) -> JobSpec:
-        command = (python, "-m", f"trainwright.backends.nxdt.{stage}", run_dir, "--attempt", "{attempt}")
+        module = f"trainwright.backends.nxdt.{stage}"
+        command = (python, worker, "program", module, run_dir, "--attempt", "{attempt}")
         return job(stage=stage, command=command, num_nodes=1, devices=0, files={}, outputs=outputs)
 
-    def nxdt(stage: str) -> JobSpec:
+    def nxdt(stage: str, foreign: str | None = None) -> JobSpec:
         command = (python, "-I", "-S", worker, "nxdt", run_dir, "--stage", stage, "--attempt", "{attempt}")
         nodes, devices = hardware.num_nodes, hardware.devices
-        return job(stage=stage, command=command, num_nodes=nodes, devices=devices, files=files)
+        return job(stage=stage, command=command, num_nodes=nodes, devices=devices, files=files, foreign=foreign)
 
     return (
         program("fetch"),
         program("convert", backend_of(config).pretrained_dir),
         nxdt("compile"),
-        nxdt("train"),
+        nxdt("train", foreign=f"{below}/settings.json"),
         program("export"),
         program("verify"),
     )
@@ -69,7 +72,8 @@ def cache_key_of(config: RunConfig, plan: Plan) -> dict[str, Any]:
     Not among it: paths, data, learning rate, steps and what is logged how often.
     """
     model, backend, hardware, sizes = config.model, backend_of(config), config.hardware, config.parallelism
-    shape = model.model_dump(exclude={"name", "trains_on", "source", "revision", "make_vocab_size_divisible_by"})
+    not_in_graphs = {"name", "trains_on", "source", "revision", "chat_template", "make_vocab_size_divisible_by"}
+    shape = model.model_dump(exclude=not_in_graphs)
     keys = {
         "virtual_pipeline_model_parallel_size", "zero1", "fuse_qkv", "transpose_nki_inputs", "fusions", "packing",
         "activations_checkpoint_recompute", "log_parameter_norm", "log_gradient_norm", "bucket_size_collectives",

@@ -26,12 +26,15 @@ _KEYS = {
     "--pp": "parallelism.pipeline_model_parallel_size",
     "--kv-replicator": "parallelism.kv_replicator",
     "--hardware": "hardware",
-    "--chat-template": "backend.chat_template",
+    "--chat-template": "model.chat_template",
 }
 
 
-def run_stage(work: Callable[[RunConfig, RunPaths], None], stage: str, argv: Sequence[str] | None) -> int:
-    """Read the record of the attempt that `argv` names, do the work and return the exit code."""
+def run_stage(work: Callable[[RunConfig, RunPaths], str | None], stage: str, argv: Sequence[str] | None) -> int:
+    """Read the record of the attempt that `argv` names, do the work and return the exit code.
+
+    What the work returns, or why it cannot be done, becomes the reason that the run's status shows.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m trainwright.backends.nxdt.{stage}")
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--attempt", type=int, default=1)
@@ -40,12 +43,22 @@ def run_stage(work: Callable[[RunConfig, RunPaths], None], stage: str, argv: Seq
         signal.signal(number, _stop)
     try:
         config = RunConfig.from_dict(registry.read_record(arguments.run_dir, arguments.attempt)["config"])
-        work(config, RunPaths(arguments.run_dir))
+        told = work(config, RunPaths(arguments.run_dir))
     except UserError as error:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr, flush=True)
+        _explain(arguments.run_dir, stage, arguments.attempt, "; ".join(str(error).splitlines()))
         return error.exit_code or EXIT_FAILED
+    if told is not None:
+        _explain(arguments.run_dir, stage, arguments.attempt, told)
     return 0
+
+
+def _explain(run_dir: Path, stage: str, attempt: int, reason: str) -> None:
+    """Leave the reason where the worker looks for it."""
+    file = RunPaths(run_dir).rank_reason(stage, attempt, 0)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"{reason}\n", encoding="utf-8")
 
 
 def _stop(number: int, _: object) -> None:

@@ -24,8 +24,8 @@ _STEP = re.compile(r"step=(\d+)")
 _SHOWN = 10  # tensors of the table, those with the largest differences
 
 
-def verify(config: RunConfig, paths: RunPaths) -> None:
-    """Check the newest complete export against the model it started from, and write down what was found.
+def verify(config: RunConfig, paths: RunPaths) -> str:
+    """Check the newest complete export against the model it started from, write down what was found and sum it up.
 
     Raises RunFailedError where it is no model of that form, or has values that are no numbers.
     """
@@ -38,6 +38,8 @@ def verify(config: RunConfig, paths: RunPaths) -> None:
     say(f"written to {target}")
     if report["problems"]:
         raise RunFailedError("\n".join(report["problems"]))
+    changed = f"{report['weights_differing']:,} of {report['weights']:,} weights differ from the fetched model's"
+    return f"step {step} loads; {changed}"
 
 
 def newest(exports: Path) -> int:

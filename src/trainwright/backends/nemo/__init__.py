@@ -1,0 +1,1 @@
+"""NVIDIA NeMo in its container: what its training script reads."""

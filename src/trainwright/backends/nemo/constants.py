@@ -1,0 +1,187 @@
+"""What NeMo is told and no key of a config changes, each with its reason; and what it takes when it is told nothing.
+
+Sources: NeMo 1.23.0, megatron_gpt_model.py, megatron_base_model.py, megatron_trainer_builder.py, exp_manager.py;
+megatron-core 0.5.0; pytorch-lightning 2.0.7.
+"""
+
+from collections.abc import Mapping
+
+# Key in NeMo's YAML: (value, why it is fixed).
+CONSTANTS: Mapping[str, tuple[object, str]] = {
+    "hydra.run.dir": (".", "NeMo's exp_manager refuses a run that Hydra has moved to a directory of its own"),
+    "hydra.output_subdir": (None, "else ranks of all nodes write Hydra's files beside each other"),
+    "trainer.accelerator": ("gpu", "the only one that NeMo's Megatron models run on"),
+    "trainer.logger": (False, "NeMo's exp_manager makes the loggers and refuses others"),
+    "trainer.enable_checkpointing": (False, "NeMo's exp_manager makes the checkpoint callback and refuses another"),
+    "trainer.use_distributed_sampler": (False, "NeMo's sampler gives each rank its part"),
+    "trainer.max_epochs": (None, "trainer.max_steps ends a run"),
+    "trainer.limit_test_batches": (10, "so many test samples are indexed; there is no test stage"),
+    "trainer.accumulate_grad_batches": (1, "NeMo accumulates over micro-batches itself and refuses more"),
+    "exp_manager.explicit_log_dir": (None, "exp_dir, name and version say where a run lives; this would void them"),
+    "model.rampup_batch_size": (None, "a step is global_batch_size samples: resume and results count so"),
+    "model.resume_from_checkpoint": (None, "exp_manager decides what a run resumes from"),
+    "model.kv_channels": (None, "hidden_size / num_attention_heads, which the model's shape means"),
+    "model.apply_query_key_layer_scaling": (True, "keeps fp16 in range; NeMo turns it off by itself in bf16 and fp32"),
+    "model.pre_process": (True, "an embedding comes first"),
+    "model.post_process": (True, "the output layer comes last"),
+    "model.persist_layer_norm": (True, "apex's faster kernel; NeMo turns it off where it is not installed"),
+    "model.gradient_as_bucket_view": (True, "read without a default by NeMo's strategy; saves a copy of the gradients"),
+    "model.tokenizer.delimiter": (None, "of tables only"),
+    "model.fp32_residual_connection": (False, "bf16 needs no fp32 stream between layers; it doubles their memory"),
+    "model.fp16_lm_cross_entropy": (False, "the loss stays in fp32, as in every other backend"),
+    "model.grad_allreduce_chunk_size_mb": (125, "NeMo's own; not read with distributed_fused_adam"),
+    "model.mcore_gpt": (True, "megatron-core's model: the data order and the checkpoint directories that we know"),
+    "model.sync_batch_comm": (False, "not read: megatron-core's pipeline has no such switch"),
+    "model.use_cpu_initialization": (False, "weights are drawn on the GPU, which takes seconds instead of minutes"),
+    "model.onnx_safe": (False, "for export to ONNX only"),
+    "model.apex_transformer_log_level": (30, "warnings and worse"),
+    "model.optim.contiguous_grad_buffer": (True, "NeMo refuses false with megatron_amp_O2"),
+    "model.data.exchange_indices_distributed": (True, "not read: megatron-core's data set has no such switch"),
+    "model.data.data_impl": ("mmap", "read only to tell mock data"),
+    "model.data.skip_warmup": (True, "not read: megatron-core's data set has no such switch"),
+}
+
+# trainer.precision: what Lightning 2.0 of NeMo 1.23 and Lightning 2.4 of NeMo 2.7 call it.
+PRECISIONS: Mapping[str, Mapping[str, object]] = {
+    "1.23": {"32-true": 32, "bf16-mixed": "bf16", "16-mixed": 16, "bf16-true": "bf16-true"},
+    "2.7": {name: name for name in ("32-true", "bf16-mixed", "16-mixed", "bf16-true")},
+}
+
+# optim.sched.name: (what NeMo calls the same, whether it takes min_lr).
+SCHEDULES: Mapping[str, tuple[str, bool]] = {
+    "CosineAnnealing": ("CosineAnnealing", True),
+    "LinearAnnealingWithWarmUp": ("PolynomialDecayAnnealing", True),  # of power 1, its default
+    "constant": ("WarmupPolicy", False),
+}
+FUSED_ADAM_EPS = 1e-8  # of apex's FusedAdam and DistributedFusedAdam
+
+# data.tokenizer.type: NeMo's section. GPT-2's files are named, but transformers loads its own of the model `gpt2`.
+TOKENIZERS: Mapping[str, Mapping[str, object]] = {
+    "gpt2_bpe": {
+        "library": "megatron",
+        "type": "GPT2BPETokenizer",
+        "model": None,
+        "vocab_file": "gpt2-vocab.json",
+        "merge_file": "gpt2-merges.txt",
+    },
+    "huggingface": {"library": "huggingface", "model": None, "vocab_file": None, "merge_file": None},
+}
+
+# NeMo's defaults for exp_manager, in 1.23 and 2.7 where a key is in both. What equals them is written only if the
+# articles' files have it, so that a run's file shows what was chosen.
+EXP_MANAGER_WRITTEN = frozenset({
+    "explicit_log_dir", "exp_dir", "name", "version", "create_wandb_logger", "wandb_logger_kwargs", "resume_if_exists",
+    "resume_ignore_no_checkpoint", "create_checkpoint_callback", "log_step_timing",
+    "checkpoint_callback_params.monitor", "checkpoint_callback_params.save_top_k", "checkpoint_callback_params.mode",
+    "checkpoint_callback_params.always_save_nemo", "checkpoint_callback_params.save_nemo_on_train_end",
+    "checkpoint_callback_params.filename", "checkpoint_callback_params.model_parallel_size",
+    "step_timing_kwargs.sync_cuda", "step_timing_kwargs.buffer_size",
+})  # fmt: skip
+EXP_MANAGER_DEFAULTS: Mapping[str, object] = {
+    "use_datetime_version": True,
+    "resume_past_end": False,
+    "resume_from_checkpoint": None,
+    "create_tensorboard_logger": True,
+    "summary_writer_kwargs": None,
+    "checkpoint_callback_params.save_last": True,
+    "checkpoint_callback_params.every_n_train_steps": None,
+    "checkpoint_callback_params.train_time_interval": None,
+    "checkpoint_callback_params.async_save": False,
+    "checkpoint_callback_params.filepath": None,
+    "checkpoint_callback_params.dirpath": None,
+    "checkpoint_callback_params.verbose": True,
+    "checkpoint_callback_params.save_weights_only": False,
+    "checkpoint_callback_params.auto_insert_metric_name": True,
+    "checkpoint_callback_params.every_n_epochs": 1,
+    "checkpoint_callback_params.prefix": None,
+    "checkpoint_callback_params.postfix": ".nemo",
+    "checkpoint_callback_params.save_best_model": False,
+    "checkpoint_callback_params.save_on_train_epoch_end": False,
+    "checkpoint_callback_params.save_last_n_optim_states": -1,
+    "create_early_stopping_callback": False,
+    "early_stopping_callback_params.monitor": "val_loss",
+    "early_stopping_callback_params.mode": "min",
+    "early_stopping_callback_params.min_delta": 0.001,
+    "early_stopping_callback_params.patience": 10,
+    "early_stopping_callback_params.strict": True,
+    "early_stopping_callback_params.check_finite": True,
+    "early_stopping_callback_params.stopping_threshold": None,
+    "early_stopping_callback_params.divergence_threshold": None,
+    "early_stopping_callback_params.verbose": True,
+    "early_stopping_callback_params.check_on_train_epoch_end": None,
+    "early_stopping_callback_params.log_rank_zero_only": False,
+    "create_preemption_callback": True,
+    "max_time_per_run": None,
+    "ema.enable": False,
+    "ema.decay": 0.999,
+    "ema.every_n_steps": 1,
+    "ema.validate_original_weights": False,
+    "ema.cpu_offload": False,
+    "create_mlflow_logger": False,
+    "mlflow_logger_kwargs.experiment_name": None,
+    "mlflow_logger_kwargs.run_name": None,
+    "mlflow_logger_kwargs.tracking_uri": None,
+    "mlflow_logger_kwargs.tags": None,
+    "mlflow_logger_kwargs.save_dir": "./mlruns",
+    "mlflow_logger_kwargs.prefix": "",
+    "mlflow_logger_kwargs.artifact_location": None,
+    "mlflow_logger_kwargs.run_id": None,
+    "mlflow_logger_kwargs.log_model": False,
+    "log_delta_step_timing": False,
+    "step_timing_kwargs.reduction": "mean",
+    "log_tflops_per_sec_per_gpu": True,
+    "files_to_copy": None,
+    "log_local_rank_0_only": False,
+    "log_global_rank_0_only": False,
+    "disable_validation_on_resume": True,
+    "seconds_to_sleep": 5.0,
+    "create_dllogger_logger": False,
+    "dllogger_logger_kwargs.verbose": False,
+    "dllogger_logger_kwargs.stdout": False,
+    "dllogger_logger_kwargs.json_file": "./dllogger.json",
+    "create_clearml_logger": False,
+    "clearml_logger_kwargs.project": None,
+    "clearml_logger_kwargs.task": None,
+    "clearml_logger_kwargs.connect_pytorch": False,
+    "clearml_logger_kwargs.model_name": None,
+    "clearml_logger_kwargs.tags": None,
+    "clearml_logger_kwargs.log_model": False,
+    "clearml_logger_kwargs.log_cfg": False,
+    "clearml_logger_kwargs.log_metrics": False,
+    "create_neptune_logger": False,
+    "neptune_logger_kwargs": None,
+    "create_ipl_epoch_stopper_callback": False,
+    "ipl_epoch_stopper_callback_params.enable_stop": True,
+    "ipl_epoch_stopper_callback_params.stop_every_n_epochs": 1,
+    "create_straggler_detection_callback": False,
+    "straggler_detection_params.report_time_interval": 300.0,
+    "straggler_detection_params.calc_relative_gpu_perf": True,
+    "straggler_detection_params.calc_individual_gpu_perf": True,
+    "straggler_detection_params.num_gpu_perf_scores_to_log": 5,
+    "straggler_detection_params.gpu_relative_perf_threshold": 0.7,
+    "straggler_detection_params.gpu_individual_perf_threshold": 0.7,
+    "straggler_detection_params.stop_if_detected": False,
+    "create_fault_tolerance_callback": False,
+    "fault_tolerance.workload_check_interval": 5.0,
+    "fault_tolerance.initial_rank_heartbeat_timeout": 3600.0,
+    "fault_tolerance.rank_heartbeat_timeout": 2700.0,
+    "fault_tolerance.calculate_timeouts": True,
+    "fault_tolerance.safety_factor": 5.0,
+    "fault_tolerance.rank_termination_signal": "SIGKILL",
+    "fault_tolerance.log_level": "INFO",
+    "fault_tolerance.max_rank_restarts": 0,
+    "fault_tolerance.max_subsequent_job_failures": 0,
+    "fault_tolerance.additional_ft_launcher_args": "",
+    "fault_tolerance.simulated_fault": None,
+}
+# Sections that a switch makes NeMo read at all.
+EXP_MANAGER_SWITCHES: Mapping[str, str] = {
+    "early_stopping_callback_params": "create_early_stopping_callback",
+    "mlflow_logger_kwargs": "create_mlflow_logger",
+    "dllogger_logger_kwargs": "create_dllogger_logger",
+    "clearml_logger_kwargs": "create_clearml_logger",
+    "neptune_logger_kwargs": "create_neptune_logger",
+    "ipl_epoch_stopper_callback_params": "create_ipl_epoch_stopper_callback",
+    "straggler_detection_params": "create_straggler_detection_callback",
+    "fault_tolerance": "create_fault_tolerance_callback",
+}

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import sys
 import threading
@@ -244,3 +245,41 @@ def nxdt_checkout(folder: Path) -> Path:
     orchestrator.parent.mkdir(parents=True, exist_ok=True)
     orchestrator.write_text("raise SystemExit('played by tests/fake_neuron_tools.py')\n")
     return folder
+
+
+def gcloud_on_path(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    there: Sequence[str] = (),
+    failing: Mapping[str, int] | None = None,
+    buckets: Path | None = None,
+) -> Callable[[], list[str]]:
+    """Put a gcloud first on PATH that makes nothing; return a function that gives the commands it was called with.
+
+    Commands that look for something succeed if they name one of `there`; those that hold a text of `failing` end with
+    its code. What it says goes where gcloud's goes. `storage rsync` copies from the folder `buckets`.
+    """
+    folder.mkdir()
+    calls = folder / "calls"
+    calls.write_text("")
+    fails = "".join(f"  *{shlex.quote(text)}*) exit {code};;\n" for text, code in (failing or {}).items())
+    found = "".join(f"  *{shlex.quote(text)}*) exit 0;;\n" for text in there)
+    script = folder / "gcloud"
+    script.write_text(
+        f"""#!/bin/bash
+echo "gcloud $*" >> '{calls}'
+echo "gcloud says: $1 $2"
+case "$*" in
+{fails}{found}  *" describe "*|*print-access-token) exit 1;;
+esac
+if [ "$1 $2" = "storage rsync" ]; then
+  exec '{sys.executable}' -I '{Path(__file__).with_name("fake_rsync.py")}' '{buckets}' "$@"
+fi
+for word; do if [ -f "$word/Dockerfile" ]; then cp -r "$word" '{folder}/context'; fi; done
+exit 0
+"""
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return lambda: calls.read_text().splitlines()

@@ -75,7 +75,7 @@ def test_a_run_leaves_a_checkpoint_events_and_results(
     assert len(list(run.glob("events.out.tfevents.*"))) == 1
     assert {path.name for path in run.iterdir() if path.is_dir()} == {"checkpoints", "run"}
     assert f"val_loss     {found['val_loss']:.4f}" in command.stdout
-    assert f"tensorboard --logdir {run}" in command.stdout
+    assert f"trainwright tensorboard {run}" in command.stdout
 
 
 def test_two_nodes_train_as_one_rank_does(finished: tuple[Path, object], home: Path) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from trainwright import cli_convert, cli_runs
+from trainwright import cli_cloud, cli_convert, cli_data, cli_image, cli_neuron_cache, cli_runs, cli_tensorboard
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -33,6 +33,11 @@ def _parser() -> argparse.ArgumentParser:
     rules.set_defaults(run=_rules)
     cli_runs.add_to(commands)
     cli_convert.add_to(commands)
+    cli_neuron_cache.add_to(commands)
+    cli_data.add_to(commands)
+    cli_image.add_to(commands)
+    cli_cloud.add_to(commands)
+    cli_tensorboard.add_to(commands)
     return parser
 
 

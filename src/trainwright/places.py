@@ -5,10 +5,12 @@ from pathlib import Path
 _PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parents[1]
 
-# A checkout keeps conf/ and experiments/ at its root, where users edit them; a wheel carries them inside the package.
+# A checkout keeps conf/, experiments/ and constraints.txt at its root, where users edit them; a wheel carries them
+# inside the package.
 _ROOT = _CHECKOUT if (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "conf").is_dir() else _PACKAGE
 CONF = _ROOT / "conf"
 EXPERIMENTS = _ROOT / "experiments"
+CONSTRAINTS = _ROOT / "constraints.txt"  # the versions that this one was tested with
 
 
 def corpus(name: str) -> Path | None:

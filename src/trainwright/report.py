@@ -87,15 +87,20 @@ def detached(jobs: Mapping[str, tuple[RunRecord, Sequence[JobSpec]]], known: Map
             waits(job_id, str(known[job_id].reason))
 
 
-def asks(question: str) -> bool:
-    """Return whether the user says yes, as Ctrl-C at the question does too. Without a terminal nobody does."""
+def asks(question: str, *, interrupt_says_yes: bool = False) -> bool:
+    """Return whether the user says yes. Without a terminal nobody does.
+
+    Ctrl-C at the question raises KeyboardInterrupt, unless it says yes, too.
+    """
     if not sys.stdin.isatty():
         return False
     print(f"\n{question} [y/N] ", end="", file=sys.stderr, flush=True)
     try:
         return sys.stdin.readline().strip().lower() in ("y", "yes")
     except KeyboardInterrupt:
-        return True
+        if interrupt_says_yes:
+            return True
+        raise
 
 
 def waits(job_id: str, reason: str) -> None:
@@ -116,7 +121,11 @@ def stages_ended(jobs: Sequence[JobSpec], state: RunState) -> None:
     known = {stage.stage: stage for stage in state.stages}
     for job in jobs:
         stage = known[job.stage]
-        say(f"end  {job.run_id} {job.stage}  {stage.state}" + (f": {stage.reason}" if stage.reason else ""))
+        has_spoken = stage.reason and stage.state not in (
+            events.CANCELLED,
+            events.NOT_SUBMITTED,
+        )  # of others, too often
+        say(f"end  {job.run_id} {job.stage}  {stage.state}" + (f": {stage.reason}" if has_spoken else ""))
 
 
 def ended(outcome: Outcome) -> None:
@@ -169,7 +178,7 @@ def _one_run(outcome: Outcome) -> Iterator[str]:
         yield f"cancel       trainwright cancel {run}"
     if outcome.state in events.ENDED and outcome.state != events.SUCCEEDED:
         yield f"again        trainwright retry {run}"
-    yield f"tensorboard  tensorboard --logdir {shlex.quote(str(outcome.run_dir))}"
+    yield f"tensorboard  trainwright tensorboard {run}"
 
 
 def _unigram(results: Mapping[str, Any]) -> str:

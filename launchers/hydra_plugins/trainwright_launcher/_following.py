@@ -35,18 +35,19 @@ def follow(
     while told:
         for job_id, known in look_up(list(told)).items():
             news = known.reason if known.state in (events.QUEUED, events.REQUEUED) else known.state
-            # Of several runs, starts and ends say enough.
-            if len(jobs) == 1 or (is_one_run and jobs[job_id].stage == _TRAINS):
-                _tell_progress(job_id, storage.seen_from_here(config, jobs[job_id].run_dir), steps_told)
-            if known.state in events.ENDED or known is FORGOTTEN:
-                del told[job_id]
-                on_end(job_id, known)
-            elif news is not None and news != told[job_id]:
+            is_over = known.state in events.ENDED or known is FORGOTTEN
+            if not is_over and news is not None and news != told[job_id]:
                 told[job_id] = news
                 if known.state == events.RUNNING:
                     on_start(job_id)
                 else:
                     on_wait(job_id, news)
+            is_training = jobs[job_id].stage == _TRAINS and known.state != events.QUEUED
+            if len(jobs) == 1 or (is_one_run and is_training):  # of several runs, starts and ends say enough
+                _tell_progress(job_id, storage.seen_from_here(config, jobs[job_id].run_dir), steps_told)
+            if is_over:
+                del told[job_id]
+                on_end(job_id, known)
         if told:
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.3, _LONGEST_POLL_S)

@@ -9,7 +9,7 @@ _WORDS: dict[str, tuple[str, str | None]] = {
     "Dependency": ("it waits for the jobs before it", None),
     "DependencyNeverSatisfied": (
         "the job before it did not succeed, so it can never start",
-        "mend that one and start the run again with run_id=...",
+        "mend that one, then `trainwright retry` goes on there",
     ),
     "BeginTime": ("its start time has not come; after a requeue Slurm waits for about two minutes", None),
     "JobHeldUser": ("it is held", "scontrol release {id}"),

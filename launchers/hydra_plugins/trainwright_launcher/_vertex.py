@@ -61,8 +61,9 @@ class VertexScheduler:
         return dataclasses.replace(job, files=files, scratch=self._launcher.scratch_dir)
 
     def by_hand(self, job: JobSpec, own: Path) -> str:
-        """Return the command of gcloud that submits the file below `own`, the record's own directory."""
-        return _vertex_spec.gcloud(job, self._launcher, own / _spec_name(job))
+        """Return the commands of gcloud that bring the record, in `own`, to the bucket and submit the file in it."""
+        copy = _vertex_spec.gcloud_copy(job, self._launcher, own)
+        return f"{copy} && {_vertex_spec.gcloud(job, self._launcher, own / _spec_name(job))}"
 
     def submit(self, job: JobSpec, *, after: tuple[str, ...]) -> str:
         """Create the job. Vertex AI knows no dependencies: this waits until the jobs of `after` have succeeded."""

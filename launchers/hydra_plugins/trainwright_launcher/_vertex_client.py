@@ -95,7 +95,9 @@ class ServiceClient:
         except GoogleAPICallError as error:
             raise translate(error, project=self._project, location=location) from error
         except concurrent.futures.TimeoutError as error:
-            raise TemporaryError(f"Vertex AI in {location} has not finished in {_OPERATION_S:g} s", "look later") from error
+            raise TemporaryError(
+                f"Vertex AI in {location} has not finished in {_OPERATION_S:g} s", "look later"
+            ) from error
 
     def parent(self, location: str) -> str:
         """Return the name of all that is in a region."""

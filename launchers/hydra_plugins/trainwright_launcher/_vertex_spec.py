@@ -98,6 +98,12 @@ def custom_job(job: JobSpec, job_spec: Tree, launcher: VertexLauncher) -> Tree:
     )
 
 
+def gcloud_copy(job: JobSpec, launcher: VertexLauncher, own: Path) -> str:
+    """Return the command that brings a record, which lies in `own`, to where the nodes of its job look for it."""
+    place = bucket_url(str(RunPaths(job.run_dir).own), launcher)
+    return shlex.join(["gcloud", "storage", "rsync", "--recursive", str(own), place])
+
+
 def gcloud(job: JobSpec, launcher: VertexLauncher, file: Path) -> str:
     """Return the command that submits the recorded `file` as we would, secrets apart."""
     labels = {**launcher.labels, **own_labels(job)}

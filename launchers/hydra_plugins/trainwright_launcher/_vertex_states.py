@@ -45,7 +45,8 @@ _CAUSES: tuple[tuple[str, str, str | None], ...] = (
     (
         r"(?i)image.*(not found|pull|denied|permission)|pull.*image",
         events.FAILED,
-        "correct launcher.image, or let the job's account read it (roles/artifactregistry.reader)",
+        "make it with `trainwright image build`, correct launcher.image, or let the job's account read it "
+        "(roles/artifactregistry.reader)",
     ),
 )
 

@@ -76,7 +76,7 @@ _IDLE_ON_NXDT: Mapping[str, object] = {
 _IDLE: Mapping[BackendKind, Mapping[str, object]] = {"native": _IDLE_ON_NATIVE, "nxdt": _IDLE_ON_NXDT}
 
 # NeMo heeds its own keys, but its version is always given; what 1.23 does not know yet is not given to it.
-_IDLE_ON_NEMO: Mapping[str, object] = {"use_datetime_version": True, "resume_ignore_damaged": False}
+_IDLE_ON_NEMO: Mapping[str, object] = {"use_datetime_version": True}
 _IDLE_ON_NEMO_1: Mapping[str, object] = {
     "log_delta_step_timing": False,
     "create_ipl_epoch_stopper_callback": False,

@@ -7,6 +7,7 @@ not know them: `open(path)` and `os` fail, and what makes, reads or removes many
 On a bucket nothing is appended, renamed or locked; an object is written once, whole, by one writer.
 """
 
+import asyncio
 import importlib.util
 import logging
 import os
@@ -24,6 +25,9 @@ from trainwright.errors import UserError
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 _INSTALL = "pip install 'trainwright[vertex]'"
+_CLOUD_STORAGE = ("gs://", "gcs://")
+# gcsfs by itself waits for ever. It tries six times, and a large object may take as long as it does not come to a halt.
+_CONNECT_S, _SILENCE_S = 10.0, 30.0
 _THREADS = 32  # requests on their way at once: each takes some 50 ms, and hardly any work here
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
@@ -65,7 +69,12 @@ def at(text: str) -> Path:
         raise UserError(f"{text}: {error}; buckets begin with gs://") from error
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it prints a traceback of what it raises, too
     # What other machines write must be seen at once: nothing that was listed before is believed.
-    return cast(Path, UPath(text, use_listings_cache=False))
+    options: dict[str, Any] = {"use_listings_cache": False}
+    if text.startswith(_CLOUD_STORAGE):
+        from aiohttp import ClientTimeout
+
+        options["requests_timeout"] = ClientTimeout(sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
+    return cast(Path, UPath(text, **options))
 
 
 def is_bucket(path: Path) -> bool:
@@ -104,7 +113,7 @@ def find_files(folder: Path, pattern: Path) -> list[Path]:
     """
     wanted = re.compile(re.escape(_key(pattern)).replace(r"\*", "[^/]*"))
     options = {}
-    if str(folder).startswith(("gs://", "gcs://")):
+    if str(folder).startswith(_CLOUD_STORAGE):
         options = {"delimiter": "", "matchGlob": f"**/{_key(pattern).rpartition('*/')[2]}"}
     try:
         if options:
@@ -188,7 +197,8 @@ def failures(place: Path) -> tuple[type[Exception], ...]:
         return (OSError,)
     from gcsfs.retry import RETRIABLE_EXCEPTIONS, HttpError, NonRetryableError
 
-    return (OSError, HttpError, NonRetryableError, *RETRIABLE_EXCEPTIONS)
+    # fsspec's own time-out is asyncio's, which is an OSError from Python 3.11 on only.
+    return (OSError, asyncio.TimeoutError, HttpError, NonRetryableError, *RETRIABLE_EXCEPTIONS)
 
 
 @contextmanager
@@ -223,6 +233,8 @@ def in_words(place: Path, error: Exception) -> tuple[str, str]:
     """Return (what is wrong, what to do) about an error of `failures`."""
     bucket = f"{str(place).partition('://')[0]}://{_key(place).split('/')[0]}"
     said = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, asyncio.TimeoutError):
+        said = "no answer"
     code = str(getattr(error, "code", ""))
     if isinstance(error, FileNotFoundError):
         return (

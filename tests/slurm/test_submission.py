@@ -110,12 +110,13 @@ def arguments(slurm: Cluster, tmp_path: Path) -> tuple[str, ...]:
     )
 
 
+@pytest.mark.parametrize("key", ["launcher.partition", "launcher.cpu_partition"])
 def test_a_partition_that_does_not_exist_is_refused_before_anything_is_recorded(
-    train: Train, arguments: tuple[str, ...], tmp_path: Path
+    key: str, train: Train, arguments: tuple[str, ...], tmp_path: Path
 ) -> None:
-    result = train(*arguments, "launcher.partition=mian")
+    result = train(*arguments, f"{key}=mian")
     assert result.code == 3
-    assert "error [scheduler] launcher.partition=mian does not exist; did you mean main?" in result.err
+    assert f"error [scheduler] {key}=mian does not exist; did you mean main?" in result.err
     assert not list(tmp_path.iterdir())
 
 
@@ -163,9 +164,9 @@ def test_a_stage_whose_output_is_complete_is_skipped_and_says_so(
     output = tmp_path / "fetched"
     output.mkdir()
     write_commit(output, {})
-    (outcome,) = runs.follow((BOOM,), output=str(output))
+    (outcome,) = runs.follow((BOOM,), outputs=(str(output),))
     assert outcome.state == "SUCCEEDED"
-    assert f"skipped  {outcome.run_id} s0: {output} is complete" in capfd.readouterr().out
-    assert registry.refresh(outcome.run_dir).stages[0].reason == f"skipped: {output} is complete"
+    assert f"skipped  {outcome.run_id} s0: complete already: {output}" in capfd.readouterr().out
+    assert registry.refresh(outcome.run_dir).stages[0].reason == f"skipped: complete already: {output}"
     assert log(outcome) == ""
     assert not RunPaths(outcome.run_dir).job_log("s0", 1).exists()

@@ -23,9 +23,13 @@ _LAST = 10**9  # behind all numbers on disk
 
 
 def confirm(runs: Sequence[Overview]) -> list[Overview]:
-    """Return the runs as they stand at this moment, those that are not over having been asked about."""
-    open_runs = {run.run_dir: run for run in runs if not run.is_over}
-    confirmed = {run.run_dir: _confirm_local(run) for run in open_runs.values() if run.launcher == "local"}
+    """Return the runs as they stand at this moment, those that are not over having been asked about.
+
+    So are jobs behind one that failed: their run is over, but the scheduler alone knows what became of them.
+    """
+    open_runs = {run.run_dir: run for run in runs if not run.is_over or _has_open_jobs(run)}
+    local = [run for run in open_runs.values() if run.launcher == "local" and not run.is_over]
+    confirmed = {run.run_dir: _confirm_local(run) for run in local}
     for kind in sorted(scheduler.installed() - {"local"}):
         detached = [run for run in open_runs.values() if run.launcher == kind and run.job_ids]
         if detached:
@@ -75,6 +79,10 @@ def _with_word(run: Overview, known: Mapping[str, scheduler.JobState]) -> Overvi
         if stage.state != events.SUCCEEDED and (job is None or job.state != events.SUCCEEDED):
             spoken_for.add(job_id)
     return overview.look(run.run_dir, seen)
+
+
+def _has_open_jobs(run: Overview) -> bool:
+    return any(str(stage.stage) in run.job_ids for stage in _open_stages(run))
 
 
 def _open_stages(run: Overview) -> list[StageState]:

@@ -110,7 +110,8 @@ def _take(lock: IO[str], data_set: DataSet, say: Say) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.seek(0)
-        say(f"data: waiting for process {lock.read().strip() or 'unknown'}, which copies {data_set.target}")
+        holder = lock.read().strip()
+        say(f"data: waiting for {f'process {holder}' if holder else 'another process'}, which copies {data_set.target}")
         fcntl.flock(lock, fcntl.LOCK_EX)
     lock.seek(0)
     lock.truncate()

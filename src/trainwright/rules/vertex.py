@@ -39,6 +39,12 @@ def _machine(case: Case) -> Iterator[tuple[str, str]]:
         yield "launcher.machine=null: Vertex AI must be told a machine type", "use launcher.machine=n1-standard-8"
         return
     if hardware.accelerator == "cpu":
+        if machine in FIXED:
+            has_kind, has_count = FIXED[machine]
+            yield (
+                f"launcher.machine={machine} has {has_count} {has_kind}, but hardware.accelerator=cpu",
+                "use launcher.machine=n1-standard-8, or hardware with that accelerator",
+            )
         return
     if kind not in ACCELERATORS:
         close = difflib.get_close_matches((kind or "").upper(), ACCELERATORS, n=1)

@@ -46,6 +46,7 @@ LAYERS = (
         "app",
         "cli",
         "cli_cloud",
+        "cli_command",
         "cli_convert",
         "cli_data",
         "cli_data_build",

@@ -6,7 +6,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
-from trainwright.cli_runs import guarded
+from trainwright.cli_command import guarded
 
 if TYPE_CHECKING:
     from trainwright.cloud_setup import Step
@@ -28,7 +28,7 @@ def add_to(commands: Any) -> None:
 
 def _setup(options: argparse.Namespace) -> int:
     from trainwright import cloud_setup
-    from trainwright.cli_data_options import compose_run
+    from trainwright.cli_command import compose_run
 
     site = compose_run(options.overrides).site.vertex
     steps = cloud_setup.steps(site)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainwright.errors import EXIT_FAILED, UserError
+from trainwright.cli_command import count, guarded
+from trainwright.errors import EXIT_FAILED
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -20,9 +21,9 @@ def add_to(commands: Any) -> None:
     shards = _add(kinds, "hf-to-nxd", _to_nxd, help="write NxD's shards of a Hugging Face model")
     shards.add_argument("--input", type=Path, required=True, metavar="HF_DIR", help="config.json and safetensors")
     shards.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new directory")
-    shards.add_argument("--tp", type=_count, required=True, help="tensor_model_parallel_size")
-    shards.add_argument("--pp", type=_count, default=1, help="pipeline_model_parallel_size (default 1)")
-    shards.add_argument("--kv-replicator", type=_count, help="copies of each key-value head (default: tp / heads)")
+    shards.add_argument("--tp", type=count, required=True, help="tensor_model_parallel_size")
+    shards.add_argument("--pp", type=count, default=1, help="pipeline_model_parallel_size (default 1)")
+    shards.add_argument("--kv-replicator", type=count, help="copies of each key-value head (default: tp / heads)")
     shards.add_argument(
         "--fuse-qkv", action=argparse.BooleanOptionalAction, default=True, help="one matrix for all three"
     )
@@ -50,7 +51,7 @@ def add_to(commands: Any) -> None:
     shards.add_argument("--dtype", choices=["keep", "bf16", "fp32"], default="keep", help="of the values written")
     for parser in (shards, model):
         parser.add_argument("--allow-extra", action="store_true", help="tolerate tensors that the family does not know")
-        parser.add_argument("--workers", type=_count, help="threads that write (default: the cores, 4 at most)")
+        parser.add_argument("--workers", type=count, help="threads that write (default: the cores, 4 at most)")
     check = _add(kinds, "verify", _verify, help="check a converted directory; exit code 1 where something is wrong")
     check.add_argument("directory", type=Path, metavar="DIR")
     check.add_argument("--against", type=Path, metavar="HF_DIR", help="the model whose values it should hold")
@@ -59,22 +60,8 @@ def add_to(commands: Any) -> None:
 def _add(kinds: Any, name: str, run: Callable[[argparse.Namespace], int], *, help: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = kinds.add_parser(name, help=help, description=help)
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=lambda options: sys.exit(_guarded(run, options)))
+    parser.set_defaults(run=lambda options: sys.exit(guarded(run, options, extra="convert")))
     return parser
-
-
-def _guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    try:
-        return run(options)
-    except UserError as error:
-        for line in str(error).splitlines():
-            print(f"error: {line}", file=sys.stderr)
-        return error.exit_code
-    except ModuleNotFoundError as error:
-        if error.name not in ("numpy", "torch"):
-            raise
-        print(f"error: {error.name} is not installed: pip install 'trainwright[convert]'", file=sys.stderr)
-        return UserError.exit_code
 
 
 def _to_nxd(options: argparse.Namespace) -> int:
@@ -146,12 +133,6 @@ def _print_report(report: Any, *, as_json: bool) -> int:
     for note in report.notes:
         print(f"note: {note}")
     return 0
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-    return int(text)
 
 
 def _num_bytes_or_base(text: str) -> int | None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainwright import cli_data_build
-from trainwright.cli_data_options import Inspected, compose_run, count, guarded
+from trainwright.cli_command import compose_run, count, guarded
+from trainwright.cli_data_options import Inspected
 from trainwright.errors import UserError
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def add_to(commands: Any) -> None:
     pairs.add_argument("--splits", metavar="A,B,C", help="data.splits_string: parts to train, validate and test")
     pairs.add_argument("--num-samples", type=count, metavar="N", help="training samples of the run")
     pairs.add_argument("--seed", type=int, metavar="N", help="of the order of samples (default 1234, as in Megatron)")
-    inspect.set_defaults(run=lambda options: sys.exit(guarded(_inspect, options)))
+    inspect.set_defaults(run=lambda options: sys.exit(guarded(_inspect, options, extra="native")))
     cli_data_build.add_to(kinds)
 
 

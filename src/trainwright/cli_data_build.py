@@ -12,7 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright.cli_data_options import count, guarded, tokenizer_parts
+from trainwright.cli_command import count, guarded
+from trainwright.cli_data_options import tokenizer_parts
 from trainwright.errors import UserError
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def add_to(kinds: Any) -> None:
     build.add_argument("--skip-bad", action="store_true", help="leave out documents with faults, and count them")
     build.add_argument("--overwrite", action="store_true", help="replace another data set at PREFIX")
     build.add_argument("--json", action="store_true", help="print JSON")
-    build.set_defaults(run=lambda options: sys.exit(guarded(_build, options)))
+    build.set_defaults(run=lambda options: sys.exit(guarded(_build, options, extra="native")))
 
 
 def _build(options: argparse.Namespace) -> int:

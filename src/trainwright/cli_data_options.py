@@ -1,15 +1,13 @@
-"""What the options of `trainwright data` mean, and what its commands share: errors, tokenizers, runs, progress."""
+"""What the options of `trainwright data` mean, and what its commands share: tokenizers, progress."""
 
 import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from trainwright.errors import UserError
 
 if TYPE_CHECKING:
     from trainwright.config import RunConfig
@@ -23,42 +21,6 @@ class Inspected:
     content: dict[str, Any]  # as JSON
     exit_code: int
     show: Callable[[], None]
-
-
-def guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    """Run a command and return its exit code; what is a user's to mend is printed as errors."""
-    try:
-        code = run(options)
-        sys.stdout.flush()
-    except UserError as error:
-        for line in str(error).splitlines():
-            print(line if line.startswith((" ", "error ")) else f"error: {line}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:  # `| head` has seen enough; Python would complain once more when it closes stdout
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except ModuleNotFoundError as error:
-        if error.name != "numpy":
-            raise
-        print("error: numpy is not installed: pip install 'trainwright[native]'", file=sys.stderr)
-        return UserError.exit_code
-    return code
-
-
-def compose_run(overrides: Sequence[str]) -> "RunConfig":
-    """Return the run that overrides compose. Raises UserError where they do not."""
-    from hydra import compose, initialize_config_dir
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    from trainwright.config import RunConfig
-    from trainwright.places import CONF
-
-    try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            return RunConfig.from_hydra(compose("config", list(overrides)))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(str(error)) from error
 
 
 def tokenizer_of(options: argparse.Namespace, config: "RunConfig | None") -> "Tokenizer":
@@ -95,10 +57,3 @@ def reading_shown(path: Path) -> Iterator[Callable[[int], None]]:
 def number_text(value: float) -> str:
     """Return a figure as tables show it."""
     return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
-
-
-def count(text: str) -> int:
-    """Return a number of at least 1, for argparse."""
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-    return int(text)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright.cli_runs import guarded
+from trainwright.cli_command import guarded
 from trainwright.errors import EXIT_FAILED, UserError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _build(options: argparse.Namespace) -> int:
 
 
 def _image(options: argparse.Namespace) -> "tuple[RunConfig, Image]":
-    from trainwright.cli_data_options import compose_run
+    from trainwright.cli_command import compose_run
     from trainwright.image import to_build
 
     config = compose_run(options.overrides)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainwright.cli_command import guarded
 from trainwright.errors import EXIT_FAILED, UserError
 
 SCHEMA_VERSION = 1
@@ -34,19 +35,8 @@ def _add(kinds: Any, name: str, run: Callable[[argparse.Namespace], int], help: 
         "backend.compiler_cache_url)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=lambda options: sys.exit(_guarded(run, options)))
+    parser.set_defaults(run=lambda options: sys.exit(guarded(run, options)))
     return parser
-
-
-def _guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    try:
-        return run(options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:  # most likely another user's files
-        print(f"error: {error}", file=sys.stderr)
-        return UserError.exit_code
 
 
 def _ls(options: argparse.Namespace) -> int:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainwright.cli_command import count, guarded
 from trainwright.errors import EXIT_FAILED, UserError
 
 if TYPE_CHECKING:
     from trainwright.follow.overview import Overview
 
 SCHEMA_VERSION = 1
-_EXIT_INTERRUPTED = 130  # as a shell names Ctrl-C
 RUN = "run id, unique prefix of one, path, or -1 for the newest, -2 for the one before"
 
 
@@ -23,7 +23,7 @@ def add_to(commands: Any) -> None:
     """Add these commands to the sub-commands of the command line."""
     ps = add_command(commands, "ps", _ps, "list runs, oldest first")
     ps.add_argument("--state", action="append", metavar="STATE", help="only runs in this state (repeatable)")
-    ps.add_argument("-n", "--last", type=_count, metavar="N", help="only the N newest")
+    ps.add_argument("-n", "--last", type=count, metavar="N", help="only the N newest")
     add_command(commands, "status", _status, "show all that is known of a run").add_argument(
         "target", metavar="RUN", help=RUN
     )
@@ -81,23 +81,6 @@ def add_command(
     )
     parser.set_defaults(run=lambda options: sys.exit(guarded(run, options)), takes_sweeps=takes_sweeps)
     return parser
-
-
-def guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    """Run a command and return its exit code; what is a user's to mend is printed as errors."""
-    try:
-        code = run(options)
-        sys.stdout.flush()
-    except UserError as error:
-        for line in str(error).splitlines():
-            print(line if line.startswith((" ", "error ")) else f"error: {line}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:  # `| head` has seen enough; Python would complain once more when it closes stdout
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        return _EXIT_INTERRUPTED
-    return code
 
 
 # ---- looking
@@ -341,10 +324,3 @@ def _stdout_for_json(is_json: bool) -> Iterator[None]:
 def _print_json(**content: Any) -> int:
     print(json.dumps({"schema_version": SCHEMA_VERSION, **content}, indent=1))
     return 0
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number

@@ -161,7 +161,7 @@ def _delete(runs: Sequence[Path], options: argparse.Namespace) -> int:
 
 def _config(run: Path) -> "RunConfig":
     """Return whose project and region a run's curves go to: the run's own, else this machine's launcher=vertex."""
-    from trainwright.cli_data_options import compose_run
+    from trainwright.cli_command import compose_run
     from trainwright.follow.observe import config_of
 
     config = config_of(run)

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT, REFUSED = "TEST_BUCKET", "TEST_BUCKET_REFUSED"  # the run directory; a file that gets a line for each refusal
-REPLACED = re.compile(r"run/(logs|devices|ranks)/|run/metrics-a\d+\.jsonl|run/results\.json$|(logs/)?events\.out\.tfevents")
+REPLACED = re.compile(
+    r"run/(logs|devices|ranks)/|run/metrics-a\d+\.jsonl|run/results\.json$|(logs/)?events\.out\.tfevents"
+)
 
 _TWO_PATHS = ("os.rename", "os.link", "os.symlink")
 

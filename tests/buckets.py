@@ -5,7 +5,7 @@ import json
 import threading
 from collections.abc import Iterator
 from functools import partial
-from http.server import HTTPServer
+from http.server import ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar
@@ -67,17 +67,33 @@ class ObjectStore(MemoryFileSystem):
 
 
 class _Handler(RequestHandler):
-    """The emulator, and what it lacks: ifGenerationMatch=0, which creates an object only where there is none."""
+    """The emulator, and what it lacks: ifGenerationMatch=0, which creates an object only where there is none.
 
-    def do_POST(self) -> None:  # noqa: N802  http.server's name
+    It answers one request at a time, but nobody waits for a client that has connected and says nothing, such as a
+    program that expects another server on a port that was free a moment ago.
+    """
+
+    timeout = 10.0
+    _turn = threading.Lock()  # the emulator's storage knows no threads
+
+    def do_GET(self) -> None:  # noqa: N802  http.server's names
+        with self._turn:
+            super().do_GET()
+
+    def do_DELETE(self) -> None:  # noqa: N802
+        with self._turn:
+            super().do_DELETE()
+
+    def do_POST(self) -> None:  # noqa: N802
         query, body = parse_qs(urlsplit(self.path).query), self.rfile.read(int(self.headers["Content-Length"]))
         self.rfile = BytesIO(body)
-        if query.get("ifGenerationMatch") == ["0"] and self._is_there(json.loads(body.split(b"\n")[3])["name"]):
-            self.send_response(412)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        super().do_POST()
+        with self._turn:
+            if query.get("ifGenerationMatch") == ["0"] and self._is_there(json.loads(body.split(b"\n")[3])["name"]):
+                self.send_response(412)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+            else:
+                super().do_POST()
 
     def _is_there(self, name: str) -> bool:
         with contextlib.suppress(NotFound):
@@ -86,7 +102,7 @@ class _Handler(RequestHandler):
         return False
 
 
-class _Server(HTTPServer):
+class _Server(ThreadingHTTPServer):
     request_queue_size = 128  # gcsfs asks many things at once
 
     def handle_error(self, request: Any, client_address: Any) -> None:

@@ -185,6 +185,7 @@ BROKEN = [
     ("vertex-machine", ("hardware=t4", "hardware.devices=3"), {}, "takes 1 or 2 or 4 NVIDIA_TESLA_T4, not 3"),
     ("vertex-machine", ("hardware=h100", "hardware.devices=4"), {}, "use hardware.devices=8"),
     ("vertex-machine", ("hardware=h100", "hardware.machine=a2-highgpu-8g"), {}, "has 8 NVIDIA_TESLA_A100"),
+    ("vertex-machine", ("launcher=vertex", "launcher.machine=g2-standard-8"), {}, "but hardware.accelerator=cpu"),
     ("vertex-bucket", ("hardware=t4", "exp_manager.exp_dir=/tmp/me"), {}, "is not below launcher.bucket_mount=/gcs"),
     ("vertex-env", ("hardware=t4", "+launcher.env={a.b: x}"), {}, "'a.b' is no name that Vertex AI takes"),
     ("vertex-env", ("hardware=t4", *(f"+launcher.env.V{i}=x" for i in range(101))), {}, "Vertex AI takes 100"),

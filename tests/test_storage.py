@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fsspec.exceptions import FSTimeoutError
 
 from tests.buckets import KINDS, ObjectStore, bucket_of_kind
 from tests.conftest import Result
@@ -241,12 +242,21 @@ class RefusalError(Exception):
         ),
         (OSError("Forbidden: b/o\nme@x.y does not have storage.objects.create"), "Storage Object Admin on gs://b"),
         (OSError("Connection reset"), "whether gs://b can be reached"),
+        (FSTimeoutError(), "whether gs://b can be reached"),
     ],
 )
 def test_what_a_bucket_refuses_is_told_with_what_helps(error: Exception, remedy: str) -> None:
     told, helps = storage.in_words(storage.at("gs://b/runs"), error)
     assert told.startswith("gs://b/runs cannot be used: ")
     assert remedy in helps
+
+
+def test_a_bucket_that_says_nothing_is_not_waited_for_without_end() -> None:
+    place = storage.at("gs://b/runs")
+    limits = place.storage_options["requests_timeout"]  # type: ignore[attr-defined]
+    assert None not in (limits.sock_connect, limits.sock_read)
+    assert "no answer" in storage.in_words(place, FSTimeoutError())[0]
+    assert issubclass(FSTimeoutError, storage.failures(place))
 
 
 def test_a_dry_run_asks_no_bucket(

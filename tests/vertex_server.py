@@ -129,9 +129,10 @@ class VertexServer:
             self._enter(self.jobs[name], state)
             self.jobs[name].error = status_pb2.Status(code=code, message=message) if message else status_pb2.Status()
 
-    def wait_for_end(self, name: str) -> str:
+    def wait_for_end(self, name: str, deadline_s: float = 300.0) -> str:
         """Return the last state of a job in `containers`, once it is there."""
-        self._running[name].thread.join()
+        self._running[name].thread.join(deadline_s)
+        assert not self._running[name].thread.is_alive(), f"{name} does not come to an end"
         return str(self.jobs[name].state.name).removeprefix("JOB_STATE_")
 
     # ---- the calls

@@ -504,7 +504,10 @@ def test_a_dry_run_writes_what_gcloud_takes_and_prints_the_command(
     json_format.ParseDict(yaml.safe_load(file.read_text()), CustomJobSpec.pb(message))
     (pool,) = message.worker_pool_specs
     assert (pool.machine_spec.machine_type, pool.machine_spec.accelerator_count) == ("a3-highgpu-8g", 8)
-    assert pool.container_spec.command[2].startswith(f"/gcs/b/nemo-experiments/{model}/{model}-")
+    run_dir = pool.container_spec.command[2]
+    assert run_dir.startswith(f"/gcs/b/nemo-experiments/{model}/{model}-")
+    in_bucket = f"gs://{run_dir.removeprefix('/gcs/')}/run"
+    assert f"gcloud storage rsync --recursive {file.parents[1]} {in_bucket} && gcloud ai" in result.out
 
 
 def test_a_project_that_is_closed_to_us_is_refused_before_anything_is_recorded(

@@ -1,17 +1,19 @@
 """Runs in buckets as the submitting side records them: on a folder, fsspec's memory and a Cloud Storage server."""
 
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from fsspec.exceptions import FSTimeoutError
 
 from tests.buckets import KINDS, ObjectStore, bucket_of_kind
 from tests.conftest import Result
-from trainwright import code_state, exp_manager, registry, storage
+from trainwright import code_state, dispatch, exp_manager, registry, report, storage
 from trainwright.config import RunConfig
 from trainwright.errors import UserError
 from trainwright.job import JobSpec
@@ -19,6 +21,7 @@ from trainwright.node import events
 from trainwright.node.run_paths import RunPaths
 from trainwright.plan import make_plan
 from trainwright.registry import RunRecord
+from trainwright.scheduler import Scheduler
 
 Parsed = Callable[..., RunConfig]
 
@@ -79,6 +82,17 @@ def test_a_path_of_the_nodes_is_seen_where_this_machine_reaches_it(
     assert isinstance(place, Path) != storage.is_bucket(place)
 
 
+@pytest.mark.parametrize("pair", [("gpt_small", "t4"), ("gpt_small", "h100"), ("tanuki_8b", "h100")])
+def test_data_of_recipes_lie_where_the_nodes_see_buckets(pair: tuple[str, str], parsed: Parsed) -> None:
+    model, hardware = pair
+    for overrides, mount in (((), "/gcs/"), (("launcher.bucket_mount=/m",), "/m/"), (("launcher=slurm",), "/gcs/")):
+        data = parsed(f"model={model}", f"hardware={hardware}", *overrides).data
+        prefixes = [part for part in data.data_prefix or () if isinstance(part, str)]
+        paths = [path for path in (*prefixes, data.train_path, data.val_path) if path is not None]
+        assert paths
+        assert [path for path in paths if not path.startswith(mount)] == []
+
+
 @pytest.mark.parametrize(
     ("url", "told"),
     [("dropbox://b/x", "pip install 'trainwright\\[vertex\\]'"), ("gss://b/x", "buckets begin with gs://")],
@@ -86,6 +100,17 @@ def test_a_path_of_the_nodes_is_seen_where_this_machine_reaches_it(
 def test_a_url_that_nothing_here_can_reach_is_refused(url: str, told: str) -> None:
     with pytest.raises(UserError, match=told):
         storage.at(url)
+
+
+def test_a_url_of_s3_names_the_extras_that_reach_it() -> None:
+    code = (  # a process of its own: fsspec keeps a class that it has found once
+        "import sys; sys.modules['s3fs'] = None\n"
+        "from trainwright import errors, storage\n"
+        "try: storage.at('s3://b/x')\n"
+        "except errors.UserError as error: print(error)"
+    )
+    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'trainwright[nxdt,vertex]'" in asked.stdout
 
 
 @pytest.mark.parametrize("key", ["exp_dir", "explicit_log_dir"])
@@ -251,6 +276,37 @@ def test_what_a_bucket_refuses_is_told_with_what_helps(error: Exception, remedy:
     assert remedy in helps
 
 
+def test_a_job_that_a_bucket_does_not_let_us_note_is_named(
+    parsed: Parsed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Taker:
+        def submit(self, job: JobSpec, *, after: tuple[str, ...]) -> str:
+            monkeypatch.setattr(ObjectStore, "pipe_file", self._refuse)
+            return "customJobs/7"
+
+        def _refuse(self, *_: object, **__: object) -> None:
+            raise OSError("Connection reset")
+
+    with bucket_of_kind("memory", tmp_path, monkeypatch) as url:
+        record = record_of(parsed("launcher=vertex", "site.vertex.bucket=b", f"launcher.bucket_url={url}"))
+        registry.create(record)
+        with pytest.raises(
+            UserError, match=r"job customJobs/7 of one was submitted, but not noted: .* Connection reset"
+        ):
+            dispatch.submit(record, cast(Scheduler, Taker()), after=())
+
+
+def test_who_is_waited_for_long_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    told = ""
+    with report.patience("gs://b", patience_s=0.0):
+        while not told.endswith("\n"):  # however long it takes here
+            told += capfd.readouterr().err
+    assert told == "waiting for an answer from gs://b\n"
+    with report.patience("gs://b", patience_s=600.0):
+        pass
+    assert capfd.readouterr().err == ""
+
+
 def test_a_bucket_that_says_nothing_is_not_waited_for_without_end() -> None:
     place = storage.at("gs://b/runs")
     limits = place.storage_options["requests_timeout"]  # type: ignore[attr-defined]
@@ -268,4 +324,15 @@ def test_a_dry_run_asks_no_bucket(
         on_vertex = ("launcher=vertex", "launcher.machine=n1-standard-8", "site.vertex.bucket=b")
         ran = train(*on_vertex, f"launcher.bucket_url={url}", "dry_run=true", "run_id=x")
         assert (ran.code, "dry run of x" in ran.out) == (0, True), ran.err
+        assert train(*on_vertex, f"launcher.bucket_url={url}", "dry_run=true", "run_id=x").code == 0
+        assert sum(folder.name.startswith("x") for folder in tmp_path.glob("dry_runs/*/*")) == 2
         assert not ObjectStore.store
+
+
+def test_each_request_goes_to_cloud_storage_alone_whoever_imported_gcsfs_before() -> None:
+    code = (
+        "import fsspec, gcsfs; fsspec.get_filesystem_class('gs')\n"
+        "from trainwright import storage; print(type(storage.at('gs://b/x').fs) is gcsfs.core.GCSFileSystem)"
+    )
+    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert asked.stdout == "True\n"

@@ -24,7 +24,8 @@ from trainwright.config import RunConfig
 from trainwright.errors import UserError
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
-_INSTALL = "pip install 'trainwright[vertex]'"
+_INSTALL = "pip install 'trainwright[{}]'"
+_EXTRAS = {"s3": "nxdt,vertex"}  # of ours, which bring what reaches such URLs; for all others vertex does
 _CLOUD_STORAGE = ("gs://", "gcs://")
 # gcsfs by itself waits for ever. It tries six times, and a large object may take as long as it does not come to a halt.
 _CONNECT_S, _SILENCE_S = 10.0, 30.0
@@ -47,6 +48,21 @@ def mapped(path: str, mount: str, url: str) -> Path:
     return at(f"{url if url.endswith('/') else url + '/'}{path[len(root) + 1 :]}")
 
 
+def file_system_class(protocol: str) -> type[Any]:
+    """Return fsspec's class for a protocol. Raises ImportError where its package is missing, ValueError if it has none.
+
+    For Cloud Storage it is gcsfs's plain class, whoever has imported gcsfs before: the other one asks a second service
+    about each bucket first, and without an answer waits half a minute each time.
+    """
+    import fsspec
+
+    if protocol in ("gs", "gcs"):
+        from gcsfs.core import GCSFileSystem
+
+        fsspec.register_implementation(protocol, GCSFileSystem, clobber=True)
+    return cast(type[Any], fsspec.get_filesystem_class(protocol))
+
+
 def at(text: str) -> Path:
     """Return the place that a path or a URL names.
 
@@ -54,17 +70,16 @@ def at(text: str) -> Path:
     """
     if _URL.match(text) is None:
         return Path(os.path.abspath(text))
+    protocol = text.partition("://")[0]
+    install = _INSTALL.format(_EXTRAS.get(protocol, "vertex"))
     if importlib.util.find_spec("upath") is None:
-        raise UserError(f"{text}: universal_pathlib is not installed; {_INSTALL}")
-    # Features of zonal and hierarchical buckets, for which gcsfs asks another service about each bucket first.
-    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-    from fsspec import get_filesystem_class
+        raise UserError(f"{text}: universal_pathlib is not installed; {install}")
     from upath import UPath
 
     try:
-        get_filesystem_class(text.partition("://")[0])
+        file_system_class(protocol)
     except ImportError as error:
-        raise UserError(f"{text}: {error}; {_INSTALL}") from error
+        raise UserError(f"{text}: {error}; {install}") from error
     except ValueError as error:
         raise UserError(f"{text}: {error}; buckets begin with gs://") from error
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it prints a traceback of what it raises, too

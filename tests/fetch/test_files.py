@@ -6,11 +6,11 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import fsspec
 import pytest
 
 from tests.buckets import BUCKET, bucket_of_kind
 from tests.fakes import WebServer
+from trainwright import storage
 from trainwright.errors import RunFailedError, UserError
 from trainwright.fetch.files import FileRequest, fetch_files
 from trainwright.node import commit
@@ -52,7 +52,7 @@ def test_a_file_is_fetched_and_committed_once(place: str, web: WebServer, tmp_pa
 
 def test_a_file_is_fetched_from_cloud_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with bucket_of_kind("emulator", tmp_path, monkeypatch):
-        fsspec.filesystem("gs").pipe(f"{BUCKET}/data/x.jsonl", CONTENT)
+        storage.file_system_class("gs")().pipe(f"{BUCKET}/data/x.jsonl", CONTENT)
         fetch(f"gs://{BUCKET}/data/x.jsonl", tmp_path / "x.jsonl")
         with pytest.raises(UserError, match=f"data.train_source: gs://{BUCKET}/y.jsonl does not exist"):
             fetch(f"gs://{BUCKET}/y.jsonl", tmp_path / "y.jsonl")

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import fsspec
 from fsspec.callbacks import Callback
 
+from trainwright import storage
 from trainwright.checkpoint.convert import ReportBytes
 from trainwright.checkpoint.progress import shown
 from trainwright.errors import UserError
@@ -146,9 +146,7 @@ def _open(request: FileRequest, say: Say, waits_s: Sequence[float]) -> _Remote:
 
 
 def _look(protocol: str, source: str, options: Mapping[str, Any]) -> _Remote:
-    # Features of zonal and hierarchical buckets, for which gcsfs asks another service about each bucket first.
-    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-    system = fsspec.filesystem(protocol, skip_instance_cache=True, **options)
+    system = storage.file_system_class(protocol)(skip_instance_cache=True, **options)
     path = system._strip_protocol(source)
     info = system.info(path)
     if info.get("type") == "directory":

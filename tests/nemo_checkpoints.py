@@ -23,6 +23,8 @@ def distributed(checkpoints: Path, name: str, *, is_whole: bool = True, lacks: s
     (tensor / ".zarray").write_text(json.dumps(header))
     for chunk in ("0.0", "1.0"):
         (tensor / chunk).write_bytes(bytes(32))
+    state = path / "model.embedding._extra_state" / "shard_0_1.pt"  # an object of which each rank has a part
+    archive(state)
     archive(path / "common.pt")
     if is_whole:
         (path / "metadata.json").write_text('{"sharded_backend": "zarr", "sharded_backend_version": 1}')

@@ -74,6 +74,7 @@ def test_a_service_account_is_made_with_its_roles(
     calls = gcloud_on_path(tmp_path / "bin", monkeypatch, there=["print-access-token"])
     assert setup(*SITE, ACCOUNT, "--yes").code == 0
     made = calls()
+    assert "iam.googleapis.com cloudresourcemanager.googleapis.com --project=my-project" in made[0]
     assert "gcloud iam service-accounts create jobs --project=my-project --display-name=trainwright jobs" in made
     bound = [call for call in made if "add-iam-policy-binding" in call]
     assert [call.partition("--role=")[2].split()[0] for call in bound] == [

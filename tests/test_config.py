@@ -1,5 +1,6 @@
 """RunConfig: a value means the same from a file and from the command line, and nothing is guessed."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -178,6 +179,9 @@ def test_paths_become_absolute_but_shipped_names_and_unset_sites_stay(parsed: Pa
         ("model.source=someone/model", "model.source", "someone/model"),
         ("model.source=./someone/model", "model.source", "/here/someone/model"),
         ("model.source=/models/mine/", "model.source", "/models/mine"),
+        ("data.tokenizer.name=someone/model", "data.tokenizer.name", "someone/model"),
+        ("data.tokenizer.name=./mine", "data.tokenizer.name", "/here/mine"),
+        ("data.tokenizer.name=/models/mine/", "data.tokenizer.name", "/models/mine"),
     ],
 )
 def test_a_path_is_made_absolute_and_a_url_or_a_model_of_the_hub_is_not(
@@ -190,14 +194,16 @@ def test_a_path_is_made_absolute_and_a_url_or_a_model_of_the_hub_is_not(
 
 
 def test_every_key_of_conf_is_commented() -> None:
-    """Plain data with what, unit and legal values; recipes, experiments and debug only repeat keys."""
+    """Plain data with what, unit and legal values, behind or above; recipes, experiments and debug only repeat keys."""
     groups = ("model", "data", "optim", "trainer", "parallelism", "exp_manager", "backend", "launcher", "hardware")
     files = [CONF / "config.yaml", CONF / "site.yaml", *(path for group in groups for path in (CONF / group).iterdir())]
     for path in files:
-        lines = [
-            line for line in path.read_text().splitlines() if ":" in line and not line.lstrip().startswith(("#", "-"))
+        lines = path.read_text().splitlines()
+        bare = [
+            line
+            for above, line in zip(["", *lines], lines, strict=False)
+            if re.match(r"\s*[a-z]\w*: ", line) and "#" not in line and not above.lstrip().startswith("#")
         ]
-        bare = [line for line in lines if not line.endswith(":") and "#" not in line]
         allowed = ("dir:", "subdir:", "name: ${model.name}")
         assert not [line for line in bare if not line.lstrip().startswith(allowed)], path
         assert "_target_" not in path.read_text()

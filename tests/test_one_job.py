@@ -1,6 +1,6 @@
 """Stages that share one job: how they are linked, submitted and settled."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -29,13 +29,19 @@ class Taker:
     """A scheduler as far as `dispatch.submit` uses one."""
 
     refuses: bool = False
+    stopped_at: str | None = None  # the stage at whose submission the user presses Ctrl-C
     taken: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
 
     def submit(self, job: JobSpec, *, after: tuple[str, ...]) -> str:
         if self.refuses:
             raise NotSubmittedError("no quota")
+        if job.stage == self.stopped_at:
+            raise KeyboardInterrupt
         self.taken.append((job.stage, after))
         return f"job-{job.stage}"
+
+    def look_up(self, job_ids: Collection[str]) -> dict[str, JobState]:
+        return {}
 
 
 @pytest.fixture
@@ -102,6 +108,16 @@ def test_stages_that_are_jobs_of_their_own_are_submitted_each_behind_the_one_bef
     taker = Taker()
     submit(record("launcher.stages=jobs"), taker)
     assert taker.taken == [("fetch", ()), ("train", ("job-fetch",)), ("export", ("job-train",))]
+
+
+def test_ctrl_c_between_two_jobs_names_the_one_that_goes_on(
+    record: Callable[..., RunRecord], capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = record("launcher.stages=jobs")
+    with pytest.raises(KeyboardInterrupt):
+        submit(run, Taker(stopped_at="train"))
+    assert capfd.readouterr().out == "job job-fetch  r fetch\n"
+    assert states(run) == ["SUBMITTED", "PLANNED", "PLANNED"]
 
 
 def test_stages_that_are_done_are_noted_before_the_job_that_passes_them_over(record: Callable[..., RunRecord]) -> None:
@@ -197,3 +213,13 @@ def test_what_the_scheduler_says_of_a_job_concerns_the_stage_at_which_it_is(
     tell(run, "train", events.RUNNING)
     seen = _with_word(overview.look(run.run_dir), {"job-fetch": JobState(state=state, reason=None, exit_code=None)})
     assert [stage.state for stage in seen.state.stages] == expected
+
+
+def test_a_job_that_failed_at_one_stage_never_came_to_the_others(record: Callable[..., RunRecord]) -> None:
+    run = record()
+    submit(run, Taker())
+    tell(run, "fetch", events.RUNNING, events.SUCCEEDED)
+    tell(run, "train", events.RUNNING, events.FAILED)
+    seen = _with_word(overview.look(run.run_dir), {"job-fetch": JobState(state="FAILED", reason=None, exit_code=1)})
+    assert [stage.state for stage in seen.state.stages] == ["SUCCEEDED", "FAILED", "NOT_SUBMITTED"]
+    assert states(run)[-1] == "NOT_SUBMITTED", "since schedulers forget"

@@ -110,10 +110,12 @@ BROKEN = [
     ("nxdt-name", (*TANUKI, "name=mixtral"), {}, "choose another name"),
     ("nxdt-data", (*TANUKI, "data=shakespeare"), {}, "use data=tanuki_sft"),
     ("nxdt-source", (*TANUKI, "model.source=null"), {}, "has no trained weights to begin with"),
+    ("nxdt-other-run", (*TANUKI, "exp_manager.resume_from_checkpoint=/fsx/x.ckpt"), {}, "by run_id=ID"),
     ("nxdt-precision", (*TANUKI, "trainer.precision=16-mixed"), {}, "use bf16-mixed"),
     ("nxdt-schedule", (*TANUKI, "optim.sched.min_lr=1e-5"), {}, "use optim.sched.min_lr=0"),
     ("nxdt-weight-decay", (*TANUKI, "optim.weight_decay=0.1"), {}, "use optim.weight_decay=0.01"),
     ("nxdt-saves", (*TANUKI, "trainer.max_steps=40"), {}, "saves nothing"),
+    ("nxdt-ranking", (*TANUKI, "name=tanuki_100steps"), {}, "choose run_id without it"),
     ("nxdt-recompute", (*TANUKI, "backend.activations_checkpoint_recompute=[]"), {}, "name what"),
     (
         "nxdt-cache",
@@ -187,6 +189,7 @@ BROKEN = [
     ("vertex-machine", ("hardware=h100", "hardware.machine=a2-highgpu-8g"), {}, "has 8 NVIDIA_TESLA_A100"),
     ("vertex-machine", ("launcher=vertex", "launcher.machine=g2-standard-8"), {}, "but hardware.accelerator=cpu"),
     ("vertex-bucket", ("hardware=t4", "exp_manager.exp_dir=/tmp/me"), {}, "is not below launcher.bucket_mount=/gcs"),
+    ("vertex-bucket", ("hardware=t4", "launcher.scratch_dir=null"), {}, "use launcher.scratch_dir=/tmp/trainwright"),
     ("vertex-env", ("hardware=t4", "+launcher.env={a.b: x}"), {}, "'a.b' is no name that Vertex AI takes"),
     ("vertex-env", ("hardware=t4", *(f"+launcher.env.V{i}=x" for i in range(101))), {}, "Vertex AI takes 100"),
     ("vertex-labels", ("hardware=t4", "+launcher.labels.team=Speech"), {}, "team=Speech is no label"),
@@ -247,6 +250,7 @@ DOUBTFUL = [
         ("hardware=t4", "launcher.restart_on_worker_restart=false"),
         "the others wait for it for ever",
     ),
+    ("vertex-strategy-doubt", ("hardware=t4", f"launcher.tensorboard={TENSORBOARD}"), "where NeMo writes no curves"),
     ("vertex-env-from", ("hardware=t4", "launcher.env_from=[HF_TOKEN]"), "Vertex AI keeps HF_TOKEN in the job"),
 ]
 
@@ -390,7 +394,11 @@ def test_look_reads_an_index_in_a_bucket_unless_the_run_is_dry(parsed: Parsed, t
 
 
 def test_instruction_data_on_native_warns_that_prompts_are_trained_on(parsed: Parsed) -> None:
-    sft = ("model=llama_tiny", "data=tanuki_sft", "data.tokenizer.vocab_size=100", *SITE)
+    nameless = ("model=llama_tiny", "data=tanuki_sft", "data.tokenizer.vocab_size=100", *SITE)
+    assert [one.message for one in findings(parsed(*nameless)) if one.severity == "error"] == [
+        "data.tokenizer.name=null, but the records are tokenized with it"
+    ]
+    sft = (*nameless, "data.tokenizer.name=someone/words")
     (found,) = findings(parsed(*sft))
     assert (found.rule, found.severity) == ("sft-unmasked", "warning")
     assert findings(parsed(*sft, "allow=[sft-unmasked]")) == []

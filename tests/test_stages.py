@@ -77,6 +77,12 @@ def test_a_broken_chain_goes_on_where_it_broke_and_a_whole_one_is_repeated(
     assert list(stages.done(FOUR, parsed(override), earlier)) == done
 
 
+@pytest.mark.parametrize("override", ["stages_from=fetch", "stages=[fetch,convert,train,export]"])
+def test_a_retry_repeats_no_stage_that_is_done_though_its_run_names_it(override: str, parsed: Parsed) -> None:
+    earlier: dict[str | None, str] = {"fetch": "SUCCEEDED", "convert": "SUCCEEDED", "train": "FAILED"}
+    assert list(stages.done(FOUR, parsed(override), earlier, goes_on=True)) == ["fetch", "convert"]
+
+
 def test_a_stage_is_done_once_all_its_outputs_are_complete_whoever_asks_for_it(parsed: Parsed, tmp_path: Path) -> None:
     model, text = tmp_path / "model", tmp_path / "text.jsonl"
     jobs = chain("fetch", outputs=(str(model), str(text)))

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from trainwright.config import RunConfig
-from trainwright.errors import UserError
+from trainwright.errors import EXIT_INTERRUPTED, UserError
 from trainwright.places import CONF, EXPERIMENTS
 
 
@@ -36,6 +36,8 @@ def run(arguments: list[str]) -> int:
         return _refuse(str(error).splitlines(), error.exit_code)
     except (HydraException, OmegaConfBaseException) as error:
         return _refuse(_all_problems(arguments, error), UserError.exit_code)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
     except Exception:  # our bug: the traceback is what helps
         traceback.print_exc()
         return 1

@@ -8,6 +8,8 @@ from importlib.metadata import version
 
 from trainwright import cli_cloud, cli_convert, cli_data, cli_image, cli_neuron_cache, cli_runs, cli_tensorboard
 
+_LISTS = ("overrides", "targets", "target", "inputs")  # words that a command takes any number of
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code."""
@@ -17,8 +19,23 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         sys.argv[0] = "trainwright train"
         train(arguments[1:])
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, late = parser.parse_known_args(arguments)
+    if late and not _takes(options, late):
+        parser.error(f"unrecognized arguments: {' '.join(late)}")
     options.run(options)
+
+
+def _takes(options: argparse.Namespace, late: Sequence[str]) -> bool:
+    """Add words behind an option to the command's list of words, which argparse takes to be over there."""
+    if any(word.startswith("-") for word in late):
+        return False
+    for name in _LISTS:
+        words = getattr(options, name, None)
+        if isinstance(words, list):
+            words.extend(late)
+            return True
+    return False
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,12 +6,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from trainwright.errors import UserError
+from trainwright.errors import EXIT_INTERRUPTED, UserError
 
 if TYPE_CHECKING:
     from trainwright.config import RunConfig
 
-_EXIT_INTERRUPTED = 130  # as a shell names Ctrl-C
 _OF_EXTRAS = ("numpy", "torch")  # packages that a command may need and a bare installation lacks
 
 
@@ -31,7 +30,7 @@ def guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespac
     except PermissionError as error:  # another user's files
         return _refuse(str(error), UserError.exit_code)
     except KeyboardInterrupt:
-        return _EXIT_INTERRUPTED
+        return EXIT_INTERRUPTED
     except ModuleNotFoundError as error:
         if extra is None or error.name not in _OF_EXTRAS:
             raise

@@ -113,6 +113,10 @@ def _clean(options: argparse.Namespace) -> int:
             raise UserError(f"clean removes {what} from {cache}; add --yes if you mean it")
         if not asks(f"remove {what} from {cache}?"):
             return EXIT_FAILED
+    held = {} if options.failed else neuron_cache.clear_stale_locks(cache).kept
+    if held:  # a compiler that no run of ours started
+        told = "; ".join(f"{lock}: {why}" for lock, why in held.items())
+        raise UserError(f"{cache} is in use; clean it when nothing compiles any more: {told}")
     neuron_cache.clean(cache, only_failed=options.failed)
     if options.json:
         return _print_json(cache=str(cache), removed=[str(module.path) for module in chosen])

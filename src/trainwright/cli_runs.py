@@ -123,12 +123,13 @@ def _ps(options: argparse.Namespace) -> int:
 def _status(options: argparse.Namespace) -> int:
     from trainwright import registry
     from trainwright.follow import tables
+    from trainwright.follow.node_findings import as_line, node_findings
     from trainwright.node.run_paths import RunPaths
 
     (run,) = _overviews(options)
     paths = RunPaths(run.run_dir)
     if options.json:
-        return _print_json(run=run.to_json())
+        return _print_json(run=run.to_json(), node_findings=node_findings(run))
     told = {
         "run": run.run_id,
         "state": run.state.state,
@@ -149,6 +150,8 @@ def _status(options: argparse.Namespace) -> int:
     for key, value in told.items():
         if value:
             print(f"{key:<12} {value}")
+    for finding in node_findings(run):
+        print(f"{'finding':<12} {as_line(finding)}")
     if len(run.state.stages) > 1 or run.launcher != "local":
         print()
         tables.show(

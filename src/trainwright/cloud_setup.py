@@ -15,6 +15,7 @@ from trainwright.errors import UserError
 Command = tuple[str, ...]
 
 _SERVICES = ("aiplatform", "artifactregistry", "cloudbuild", "storage")
+_ACCOUNT_SERVICES = ("iam", "cloudresourcemanager")  # where accounts are made, and bound to roles
 _REPOSITORY = re.compile(r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<name>[^/]+)")
 _JOB_ROLES = ("roles/aiplatform.user", "roles/artifactregistry.reader", "roles/logging.logWriter")
 _LOGIN = ("gcloud", "auth", "application-default")
@@ -93,10 +94,11 @@ def _steps(site: VertexSite) -> Iterator[Step]:
     of_project = f"--project={site.project}"
     repository = _REPOSITORY.fullmatch(site.repository)
     assert repository is not None  # `steps` has looked
+    services = [*_SERVICES, *(_ACCOUNT_SERVICES if site.service_account is not None else ())]
     yield Step(
         name="services",
         check=None,
-        make=("gcloud", "services", "enable", *(f"{name}.googleapis.com" for name in _SERVICES), of_project),
+        make=("gcloud", "services", "enable", *(f"{name}.googleapis.com" for name in services), of_project),
         notes=("Not notebooks.googleapis.com, which the article has for its notebook.",),
     )
     bucket = f"gs://{site.bucket}"

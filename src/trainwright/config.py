@@ -87,9 +87,10 @@ class Tokenizer(Section):
     vocab_size: Count
 
     def with_absolute_path(self, base: Path) -> "Tokenizer":
-        """Return the same with the name made absolute, where it is a directory's; the hub's ids stay."""
-        is_path = self.name is not None and (base / self.name).is_dir()
-        return self.model_copy(update={"name": os.path.normpath(base / self.name)}) if self.name and is_path else self
+        """Return the same with the name made absolute, where it is a path, here or on the nodes; the hub's ids stay."""
+        if not self.name or not (self.name[0] in "./" or (base / self.name).is_dir()):
+            return self
+        return self.model_copy(update={"name": os.path.normpath(base / self.name)})
 
 
 class Data(Section):
@@ -384,6 +385,12 @@ class Hardware(Section):
     cpus: Count | None  # None: as many as the scheduler gives
     lnc: Literal[1, 2] | None  # None: no Trainium, or one without the choice
     env: dict[str, str]
+    network_env: dict[str, str]
+
+    @property
+    def rank_env(self) -> dict[str, str]:
+        """Variables that every rank gets because of the machine; one that meets no other needs no network's."""
+        return {**self.env, **(self.network_env if self.num_nodes > 1 else {})}
 
     @property
     def neuron_generation(self) -> Literal["trn1", "trn2"]:

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from trainwright import code_state, exp_manager, preflight, registry, report, scheduler, stages, storage
 from trainwright.backends import RENDERERS
 from trainwright.code_state import CodeState
-from trainwright.config import LauncherKind, RunConfig
+from trainwright.config import RunConfig
 from trainwright.errors import EXIT_FAILED, EXIT_PREEMPTED, RefusedError, UserError
 from trainwright.job import JobSpec
 from trainwright.node import events
@@ -24,6 +24,9 @@ from trainwright.node.run_paths import RunPaths
 from trainwright.node.run_state import StageState
 from trainwright.plan import make_plan
 from trainwright.registry import RunRecord
+from trainwright.rules import Facts
+
+_Problems = tuple[tuple[str, str], ...]  # (what is wrong, what to do)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,7 @@ class Composed:
     overrides: tuple[str, ...]
     tree: DictConfig
     directory: Path = field(default_factory=Path.cwd)  # where its relative paths start
+    goes_on: bool = False  # a retry: of the stages that it names, those that are done are not repeated
 
 
 def dispatch(batch: Sequence[Composed], *, is_new_sweep: bool = True) -> list[report.Outcome]:
@@ -67,9 +71,10 @@ def prepare(batch: Sequence[Composed]) -> list[RunRecord]:
     problems = []
     look_at_code = functools.cache(code_state.look)  # once for all runs that start from the same place
     look_at_bucket = functools.cache(storage.problems)
+    ask_scheduler = _asked_once(scheduler.problems)
     for job in batch:
         try:
-            record = _prepare(job, look_at_code, look_at_bucket, taken=records.keys())
+            record = _prepare(job, look_at_code, look_at_bucket, ask_scheduler, taken=records.keys())
             records[record.run_id] = record
         except UserError as error:
             problems.append(f"{_label(batch, job)}{error}")
@@ -81,7 +86,8 @@ def prepare(batch: Sequence[Composed]) -> list[RunRecord]:
 def _prepare(
     job: Composed,
     look_at_code: Callable[..., CodeState | None],
-    look_at_bucket: Callable[[Path], tuple[tuple[str, str], ...]],
+    look_at_bucket: Callable[[Path], _Problems],
+    ask_scheduler: Callable[[RunConfig], _Problems],
     taken: Collection[str],
 ) -> RunRecord:
     config = RunConfig.from_hydra(job.tree).with_absolute_paths(job.directory)
@@ -92,30 +98,24 @@ def _prepare(
     run_id = fixed or registry.new_id(config.name, lambda made: made in taken)
     run_dir = exp_manager.run_dir(config, run_id)
     seen = _seen_from_here(config, run_dir)
-    bucket_problems = look_at_bucket(seen.parent) if seen is not None else ()
+    with report.patience(seen):
+        bucket_problems = look_at_bucket(seen.parent) if seen is not None else ()
     may_exist = fixed is not None and not bucket_problems
     attempt = 1 + (registry.last_attempt(seen) if may_exist and seen is not None else 0)
     outputs = (config.exp_manager.exp_dir, config.exp_manager.dry_run_dir)
     code = look_at_code(job.directory, leave_out=outputs, hidden=config.launcher.env_from)
+    with report.patience(f"launcher={config.launcher.kind}"):
+        scheduler_problems = ask_scheduler(config)
     facts = preflight.look(
         config,
         code=code,
         built_backends=RENDERERS.keys(),
         built_launchers=scheduler.installed(),
-        scheduler_problems=scheduler.problems(config),
+        scheduler_problems=scheduler_problems,
         bucket_problems=bucket_problems,
     )
     if attempt > 1 and seen is not None:
-        if not config.exp_manager.resume_if_exists:
-            raise UserError(
-                f"run_id: {run_id} exists and exp_manager.resume_if_exists=false; set it to true or give another run_id"
-            )
-        before = registry.read_record(seen, attempt - 1)["config"]
-        facts = replace(
-            facts,
-            changed_keys=registry.changed_keys(before, config.to_dict()),
-            holder=registry.holder(seen, attempt - 1),
-        )
+        facts = _with_attempt_before(facts, config, seen, attempt - 1)
     render = RENDERERS.get(config.backend.kind)
     jobs = render(config, plan, run_id=run_id, run_dir=str(run_dir), attempt=attempt) if render else ()
     jobs = stages.select(jobs, config) if jobs else ()
@@ -130,7 +130,31 @@ def _prepare(
         overrides=job.overrides,
         directory=job.directory,
         code=code,
+        goes_on=job.goes_on,
     )
+
+
+def _with_attempt_before(facts: Facts, config: RunConfig, run: Path, attempt: int) -> Facts:
+    if not config.exp_manager.resume_if_exists:
+        raise UserError(
+            f"run_id: {run.name} exists and exp_manager.resume_if_exists=false; set it to true or give another run_id"
+        )
+    before = registry.read_record(run, attempt)["config"]
+    changed = registry.changed_keys(before, config.to_dict())
+    return replace(facts, changed_keys=changed, holder=registry.holder(run, attempt))
+
+
+def _asked_once(ask: Callable[[RunConfig], _Problems]) -> Callable[[RunConfig], _Problems]:
+    """Return `ask` for the runs of a sweep: a scheduler says the same of all that have one launcher and no id yet."""
+    answers: dict[tuple[str, str | None, bool], _Problems] = {}
+
+    def answer(config: RunConfig) -> _Problems:
+        key = (config.launcher.model_dump_json(), exp_manager.fixed_run_id(config), config.dry_run)
+        if key not in answers:
+            answers[key] = ask(config)
+        return answers[key]
+
+    return answer
 
 
 def _seen_from_here(config: RunConfig, run_dir: Path) -> Path | None:
@@ -183,8 +207,9 @@ def arrange(records: Sequence[RunRecord]) -> list[RunRecord]:
 def record_dry_run(record: RunRecord) -> report.Outcome:
     """Record a run aside, list every file and submit nothing."""
     config = record.config
-    folder = Path(config.exp_manager.dry_run_dir) / config.name
-    aside = folder / registry.new_id(config.name, lambda made: (folder / made).exists())
+    aside = Path(config.exp_manager.dry_run_dir) / config.name / record.run_id
+    if aside.exists():  # of an earlier dry run with the same run_id
+        aside = aside.with_name(registry.new_id(record.run_id, lambda made: aside.with_name(made).exists()))
     files = registry.create(record, at=aside)
     opened = scheduler.open_scheduler(config) if config.launcher.kind in scheduler.installed() else None
     first_of_jobs = record.jobs[:1] if stages.share_a_job(config) else record.jobs
@@ -196,14 +221,14 @@ def record_dry_run(record: RunRecord) -> report.Outcome:
 def submit_and_follow(records: Sequence[RunRecord]) -> list[report.Outcome]:
     """Submit all runs, each stage behind the one before, and follow those whose scheduler is attached."""
     submitted: dict[str, tuple[RunRecord, tuple[JobSpec, ...]]] = {}
-    schedulers: dict[LauncherKind, scheduler.Scheduler] = {}
+    schedulers: dict[str, scheduler.Scheduler] = {}
     last_of_lane: dict[str, tuple[str, ...]] = {}
     for record in records:
-        kind = record.config.launcher.kind
-        if kind not in schedulers:
-            schedulers[kind] = scheduler.open_scheduler(record.config)
+        place = scheduler.place(record.config)
+        if place not in schedulers:
+            schedulers[place] = scheduler.open_scheduler(record.config)
         lane = record.jobs[0].lane or record.run_id
-        jobs = submit(record, schedulers[kind], after=last_of_lane.get(lane, ()))
+        jobs = submit(record, schedulers[place], after=last_of_lane.get(lane, ()))
         submitted.update({job_id: (record, of_job) for job_id, of_job in jobs.items()})
         if record.config.on_failure == "stop":  # else a lane goes on whatever becomes of its runs
             last_of_lane[lane] = tuple(jobs)[-1:]
@@ -219,8 +244,8 @@ def submit_and_follow(records: Sequence[RunRecord]) -> list[report.Outcome]:
         elif len(records) == 1 and len(record.jobs) > 1:
             report.stages_ended(jobs, registry.refresh(record.run_dir))
 
-    for kind, opened in schedulers.items():
-        followed = {job_id: of for job_id, of in submitted.items() if of[0].config.launcher.kind == kind}
+    for place, opened in schedulers.items():
+        followed = {job_id: of for job_id, of in submitted.items() if scheduler.place(of[0].config) == place}
         if not opened.is_attached:
             report.detached(followed, opened.look_up(followed))
             continue
@@ -240,7 +265,7 @@ def submit(record: RunRecord, opened: scheduler.Scheduler, *, after: tuple[str, 
     scheduler's message, for that stage and all behind it.
     """
     submitted: dict[str, tuple[JobSpec, ...]] = {}
-    done = stages.done(record.jobs, record.config, registry.states_before(record))
+    done = stages.done(record.jobs, record.config, registry.states_before(record), goes_on=record.goes_on)
     for stage, reason in done.items():  # before any job begins: one that comes to such a stage passes it over
         registry.note(record, events.SUCCEEDED, stage=stage, reason=f"skipped: {reason}")
         report.skipped(record, stage, reason)
@@ -254,9 +279,16 @@ def submit(record: RunRecord, opened: scheduler.Scheduler, *, after: tuple[str, 
             for job in (job for later in groups[number:] for job in later):
                 registry.note(record, events.NOT_SUBMITTED, stage=job.stage, reason=str(error))
             break
-        for job in jobs:
-            registry.note(record, events.SUBMITTED, stage=job.stage, job_id=job_id)
+        except KeyboardInterrupt:  # while the stage before it was waited for; what is left stays PLANNED
+            if submitted:
+                leave(opened, {job_id: (record, of_job) for job_id, of_job in submitted.items()})
+            raise
         submitted[job_id] = jobs
+        try:
+            for job in jobs:
+                registry.note(record, events.SUBMITTED, stage=job.stage, job_id=job_id)
+        except UserError as error:  # who pays for it must be able to find it
+            raise UserError(f"job {job_id} of {record.run_id} was submitted, but not noted: {error}") from error
     return submitted
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 EXIT_FAILED = 1
 EXIT_PREEMPTED = 75
+EXIT_INTERRUPTED = 130  # as a shell names Ctrl-C
 
 
 class UserError(Exception):

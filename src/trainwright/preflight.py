@@ -135,7 +135,8 @@ def _missing_files(config: RunConfig) -> dict[str, str]:
     if data.text is not None and corpus(data.text) is None:
         wanted["data.text"] = data.text
     wanted.update({f"exp_manager.files_to_copy[{i}]": path for i, path in enumerate(_files_to_copy(config))})
-    if is_path(data.tokenizer.name or ""):
+    is_fetched = isinstance(config.backend, NxdtBackend) and data.tokenizer.name == config.model.source
+    if is_path(data.tokenizer.name or "") and not is_fetched:
         wanted["data.tokenizer.name"] = f"{data.tokenizer.name}/tokenizer.json"
     for prefix in _prefixes(config):
         wanted["data.data_prefix"] = f"{prefix}.idx" if os.path.isfile(f"{prefix}.bin") else f"{prefix}.bin"

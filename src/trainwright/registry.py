@@ -56,6 +56,7 @@ class RunRecord:
     overrides: tuple[str, ...]  # as the user gave them
     directory: Path = field(default_factory=Path.cwd)  # where the command was given: relative paths start there
     code: CodeState | None = None  # None: the directory is in no repository
+    goes_on: bool = False  # stages that are done are not repeated, although the config names them
 
     @property
     def run_dir(self) -> Path:
@@ -237,13 +238,16 @@ def holder(run: Path, attempt: int) -> str | None:
 
 
 def note(record: RunRecord, state: str, *, stage: str | None = None, **extra: Any) -> None:
-    """Record what the submitting side did or saw."""
-    events.append(RunPaths(record.run_dir), state, who=events.SUBMIT, stage=stage, attempt=record.attempt, **extra)
+    """Record what the submitting side did or saw. Raises UserError when a bucket does not take it."""
+    paths = RunPaths(record.run_dir)
+    with storage.reached(paths.run_dir, "exp_manager.exp_dir"):
+        events.append(paths, state, who=events.SUBMIT, stage=stage, attempt=record.attempt, **extra)
 
 
 def refresh(run: Path) -> RunState:
-    """Return the state of a run: a fold over its events."""
-    return fold(events.read_events(RunPaths(run)).events)
+    """Return the state of a run: a fold over its events. Raises UserError when a bucket cannot be reached."""
+    with storage.reached(run, run.name):
+        return fold(events.read_events(RunPaths(run)).events)
 
 
 def states_before(record: RunRecord) -> dict[str | None, str]:

@@ -2,7 +2,9 @@
 
 import shlex
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from trainwright.node.run_paths import RunPaths
 from trainwright.node.run_state import RunState
 from trainwright.registry import RunRecord
 from trainwright.scheduler import JobState
+
+_PATIENCE_S = 5.0  # for which a terminal may say nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +63,18 @@ def say(line: str) -> None:
 
 def warn(line: str) -> None:
     print(line if line.startswith("warning") else f"warning: {line}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def patience(whom: object, patience_s: float = _PATIENCE_S) -> Iterator[None]:
+    """Say that `whom` is waited for, if what is done meanwhile takes long: without a network it may be a minute."""
+    timer = threading.Timer(patience_s, sys.stderr.write, [f"waiting for an answer from {whom}\n"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def sweep(folder: Path) -> None:

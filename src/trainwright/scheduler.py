@@ -13,6 +13,12 @@ from trainwright.job import JobSpec
 
 ENTRY_POINTS = "trainwright.schedulers"
 
+# What a scheduler of Vertex AI takes from its launcher for all jobs alike; the rest stands in each job.
+_OF_A_PLACE = {
+    "project", "location", "locations", "api_endpoint", "labels", "encryption_key", "bucket_mount", "bucket_url",
+    "wait",
+}  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
@@ -80,6 +86,12 @@ class Scheduler(Protocol):
 def installed() -> frozenset[str]:
     """Return the launcher kinds that have a scheduler."""
     return frozenset(_points())
+
+
+def place(config: RunConfig) -> str:
+    """Return what runs have in common that one scheduler takes: their kind, on Vertex AI also project and regions."""
+    launcher = config.launcher
+    return launcher.model_dump_json(include=_OF_A_PLACE) if launcher.kind == "vertex" else launcher.kind
 
 
 def problems(config: RunConfig) -> tuple[tuple[str, str], ...]:

@@ -47,14 +47,17 @@ def refuse_unguarded(jobs: Sequence[JobSpec], config: RunConfig) -> None:
         )
 
 
-def done(jobs: Sequence[JobSpec], config: RunConfig, earlier: Mapping[str | None, str]) -> dict[str, str]:
+def done(
+    jobs: Sequence[JobSpec], config: RunConfig, earlier: Mapping[str | None, str], *, goes_on: bool = False
+) -> dict[str, str]:
     """Return, for each stage that needs no run, why. `earlier` is the state of each stage before this attempt.
 
     A broken chain goes on where it broke; one that was whole is repeated, since a resume shall do something. What is
-    asked for by name is run, unless its outputs are complete: these never change.
+    asked for by name is run, unless its outputs are complete: these never change. `goes_on`: the names were given to
+    an attempt before, whose chain goes on.
     """
     reasons = {}
-    if config.stages is None and config.stages_from is None:
+    if goes_on or (config.stages is None and config.stages_from is None):
         succeeded = list(itertools.takewhile(lambda job: earlier.get(job.stage) == events.SUCCEEDED, jobs))
         if len(succeeded) < len(jobs):
             reasons = {job.stage: f"it is done; stages_from={job.stage} repeats it" for job in succeeded}

@@ -90,6 +90,11 @@ def half_a_directory(checkpoints: Path) -> None:
     distributed(checkpoints, LAST_30, lacks="model.embedding.word_embeddings.weight/1.0")
 
 
+def another_programs_directory(checkpoints: Path) -> None:
+    distributed(checkpoints, LAST_20)
+    (distributed(checkpoints, LAST_30, is_whole=False) / "done").touch()
+
+
 def a_removed_run_folder(checkpoints: Path) -> None:
     distributed(checkpoints, LAST_30)
     (checkpoints.parent / "run_1").mkdir()
@@ -121,6 +126,7 @@ TREES: dict[str, Tree] = {
         ranks_of_a_killed_save, {"1.23": "-last.ckpt", "2.7": "-last.ckpt"}, f"{LAST_20}.ckpt", tensor_parallel=2
     ),
     "half a directory": Tree(half_a_directory, {"1.23": MULTIPLE, "2.7": MULTIPLE}, LAST_20),
+    "another program's": Tree(another_programs_directory, {"1.23": MULTIPLE, "2.7": MULTIPLE}, LAST_20),
     "a removed run folder": Tree(a_removed_run_folder, {"1.23": "FileExistsError", "2.7": "FileExistsError"}, LAST_30),
     "tidy": Tree(tidy, {"1.23": LAST_30, "2.7": LAST_30}, LAST_30),
 }  # fmt: skip

@@ -67,6 +67,22 @@ def test_status_tells_why_a_run_failed(runs: Runs, trainwright: Command) -> None
     assert "  | boom" in told.out
 
 
+def test_status_tells_what_nodes_lack_once_for_all_of_them(runs: Runs, trainwright: Command) -> None:
+    record = runs.make((OK, OK), run_id="one")
+    runs.follow(record)
+    assert "finding" not in trainwright("status", "one").out
+    ports, files = ({"what": f"few {name}", "remedy": f"raise {name}"} for name in ("ports", "files"))
+    paths = RunPaths(record.run_dir)
+    paths.nxdt(1).mkdir()
+    for stage, found in (("s0", [ports, files]), ("s1", [files])):
+        paths.nxdt_findings(stage, 1, 0).write_text(json.dumps({"schema_version": 1, "findings": found}))
+    told = trainwright("status", "one").out
+    assert "finding      few ports (s0 on node 0); raise ports\n" in told
+    assert "finding      few files (s0 on node 0, s1 on node 0); raise files\n" in told
+    (_, of_files) = json.loads(trainwright("status", "one", "--json").out)["node_findings"]
+    assert of_files == {**files, "nodes": {"s0": [0], "s1": [0]}}
+
+
 @pytest.fixture
 def three(runs: Runs) -> list[RunRecord]:
     return [runs.make((OK,), run_id=name) for name in ("alpha-1", "alpha-2", "beta")]

@@ -116,7 +116,14 @@ def test_words_with_blanks_quotes_and_dollars_reach_the_worker_unchanged(parsed:
 
 
 WITHOUT_ACCELERATOR = {"devices": 0, "num_nodes": 1, "stage": "convert"}
-ACCELERATED = ("launcher.gres='gpu:8'", "launcher.constraint=efa", "launcher.nodelist=n1", "hardware.cpus=96")
+ACCELERATED = (
+    "launcher.gres='gpu:8'",
+    "launcher.constraint=efa",
+    "launcher.nodelist=n1",
+    "launcher.reservation=block",
+    "launcher.mem=480G",
+    "hardware.cpus=96",
+)
 
 
 def _script(parsed: Parsed, *overrides: str, **changes: object) -> str:
@@ -128,11 +135,12 @@ def test_a_stage_without_accelerator_asks_for_none(parsed: Parsed) -> None:
     assert "--gres=gpu:8" in _script(parsed)
     here = _script(parsed, **WITHOUT_ACCELERATOR)
     assert "gres" not in here
-    for kept in ("--partition=compute1", "--constraint=efa", "--nodelist=n1", "--cpus-per-task=96"):
-        assert kept in here
+    of_nodes = ("constraint=efa", "nodelist=n1", "reservation=block", "mem=480G", "cpus-per-task=96")
+    for kept in ("partition=compute1", *of_nodes):
+        assert f"--{kept}" in here
     elsewhere = _script(parsed, "launcher.cpu_partition=small", **WITHOUT_ACCELERATOR)
     assert "--partition=small" in elsewhere
-    assert not any(word in elsewhere for word in ("gres", "constraint", "nodelist", "cpus-per-task", "compute1"))
+    assert not any(word in elsewhere for word in ("gres", "compute1", *of_nodes))
     assert "--partition=compute1" in _script(parsed, "launcher.cpu_partition=small")
 
 

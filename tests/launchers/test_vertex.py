@@ -153,6 +153,18 @@ def test_an_answer_that_is_lost_leads_to_one_job(code: str, is_taken: bool, runs
     assert server.count("CreateCustomJob") == (1 if is_taken else 2)
 
 
+def test_the_last_of_many_answers_may_be_lost_too(runs: Runs, server: VertexServer) -> None:
+    server.fail("CreateCustomJob", *[UNAVAILABLE] * 5, Failure(code="DEADLINE_EXCEEDED", is_taken=True))
+    name = submitted(runs.make())
+    assert (list(server.jobs), server.count("CreateCustomJob")) == ([name], 6)
+
+
+def test_a_region_that_has_no_host_is_named(runs: Runs, server: VertexServer) -> None:
+    server.fail("ListCustomJobs", *[Failure(code="UNAVAILABLE", message="DNS resolution failed for us-mars1-a")] * 6)
+    ((_, remedy),) = VertexScheduler(runs.make("launcher.location=us-mars1").config).problems()
+    assert remedy == "correct launcher.location=us-mars1, or look whether this machine has a network"
+
+
 @pytest.mark.parametrize("method", ["ListCustomJobs", "CreateCustomJob"])
 def test_a_server_that_is_not_available_is_asked_again(
     method: str, runs: Runs, server: VertexServer, capfd: pytest.CaptureFixture[str]
@@ -229,6 +241,7 @@ def test_when_no_region_takes_it_all_of_them_are_named(runs: Runs, server: Verte
         ),
         (Failure(code="NOT_FOUND", message="Persistent resource m not found"), "or what the message names"),
         (Failure(code="INVALID_ARGUMENT", message="Machine type n1-x is not supported"), "change the key"),
+        (Failure(code="UNIMPLEMENTED", message="Not here"), "see what the message names"),
         (Failure(code="UNAUTHENTICATED", message="Request had invalid credentials"), "gcloud auth application-default"),
         (
             Failure(code="UNAVAILABLE", message="Getting metadata from plugin failed with error: invalid_grant"),
@@ -253,6 +266,19 @@ def test_the_next_attempt_is_another_job(runs: Runs, server: VertexServer) -> No
     assert list(server.jobs) == names
 
 
+def test_each_run_of_a_sweep_goes_where_its_own_launcher_says(runs: Runs, server: VertexServer) -> None:
+    sweep = [
+        runs.make(run_id="a"),
+        runs.make("launcher.location=us-east4", "+launcher.labels.team=speech", run_id="b"),
+    ]
+    dispatch.submit_and_follow(sweep)
+    told = {
+        job.labels["trainwright_run"]: (name.split("/")[3], job.labels.get("team")) for name, job in server.jobs.items()
+    }
+    assert told == {"a": ("us-central1", None), "b": ("us-east4", "speech")}
+    assert [registry.refresh(run.run_dir).state for run in sweep] == ["SUBMITTED"] * 2
+
+
 def test_all_pages_of_a_listing_are_read(runs: Runs, server: VertexServer, parsed: Parsed) -> None:
     server.longest_page = 2
     names = [submitted(runs.make(run_id="many", attempt=attempt)) for attempt in range(1, 6)]
@@ -271,6 +297,18 @@ def test_a_secret_reaches_the_job_and_no_file(
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) >= 4
     assert not [path for path in files if b"hf_verysecret" in path.read_bytes()]
+
+
+def test_a_refusal_that_quotes_a_secret_is_told_without_it(
+    runs: Runs, server: VertexServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
+    server.fail(
+        "CreateCustomJob", Failure(code="INVALID_ARGUMENT", message="env[0].value: 'hf_verysecret' is too long")
+    )
+    with pytest.raises(NotSubmittedError) as refused:
+        submitted(runs.make(env_from=("HF_TOKEN",)))
+    assert "env[0].value: '<HF_TOKEN>' is too long; change the key" in str(refused.value)
 
 
 def test_a_secret_that_is_gone_at_the_submit_is_named(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,10 +393,11 @@ def test_what_vertex_ai_does_not_remember_is_left_out_and_what_it_does_not_tell_
 def test_a_run_that_is_waited_for_tells_what_it_waits_for_and_ends(
     runs: Runs, server: VertexServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    server.fail("GetCustomJob", UNAVAILABLE)  # which is none of the jobs' business
+    server.fail("GetCustomJob", UNAVAILABLE, UNAVAILABLE)  # which is none of the jobs' business
     record = runs.make("launcher.wait=true")
     dispatch.submit_and_follow([record])
-    told = capfd.readouterr().out
+    told, warned = capfd.readouterr()
+    assert warned.count("says UNAVAILABLE: The service is currently unavailable.; try again later; the jobs go on") == 1
     assert "waits  PENDING: its machines are made ready" in told
     assert "run  r1  run=r1" in told
     # The nodes of this job never were: the scheduler's success alone is not believed.
@@ -490,6 +529,14 @@ def test_a_run_goes_from_the_command_line_to_vertex_ai(
     assert f"job {job.name}" in result.out
 
 
+def test_a_sweep_asks_once_whether_it_may_and_looks_for_each_of_its_jobs(
+    train: Train, arguments: tuple[str, ...], server: VertexServer
+) -> None:
+    assert train("-m", "seed=1,2", *arguments).code == 0
+    assert len(server.jobs) == 2
+    assert server.count("ListCustomJobs") == 1 + 2
+
+
 @pytest.mark.parametrize("model", ["gpt_small", "tanuki_8b"])
 def test_a_dry_run_writes_what_gcloud_takes_and_prints_the_command(
     model: str, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -498,6 +545,7 @@ def test_a_dry_run_writes_what_gcloud_takes_and_prints_the_command(
     result = train(f"model={model}", "hardware=h100", "dry_run=true", "site.vertex.project=p", "site.vertex.bucket=b")
     assert result.code == 0, result.err
     (file,) = tmp_path.glob("dry_runs/*/*/run/jobs/a1-train.yaml")
+    assert f"dry run of {file.parents[2].name}; nothing was submitted" in result.out  # one id for all
     assert f"gcloud ai custom-jobs create --project=p --region=us-central1 --display-name={model}-" in result.out
     assert f" --config={file}" in result.out
     message = CustomJobSpec()
@@ -550,6 +598,15 @@ def test_a_run_that_vertex_ai_still_has_is_not_resumed(
     result = train(*arguments, "run_id=r1")
     assert result.code == 3
     assert f"run_id=r1 is still in Vertex AI: {name} is JOB_STATE_QUEUED" in result.err
+
+
+def test_a_run_is_known_by_its_version_too(
+    train: Train, arguments: tuple[str, ...], runs: Runs, server: VertexServer
+) -> None:
+    submitted(runs.make("name=gpt_small"))
+    result = train(*arguments, "exp_manager.version=r1")
+    assert result.code == 3
+    assert "run_id=r1 is still in Vertex AI" in result.err
 
 
 @pytest.fixture

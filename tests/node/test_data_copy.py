@@ -202,12 +202,20 @@ SECRETS = {
 
 def test_what_is_printed_of_a_cluster_holds_no_secret() -> None:
     told = masking.cluster_variables(
-        {**SECRETS, "NCCL_DEBUG": "VERSION", "MASTER_ADDR": "h0", "HOME": "/root"}, hidden=["TRAINWRIGHT_MINE"]
+        {
+            **SECRETS,
+            "SLURM_JWT": "of-slurm",
+            "NCCL_SEEN": "x eyJhbGci.eyJzdWIi.c2ln y",
+            "NCCL_DEBUG": "VERSION",
+            "MASTER_ADDR": "h0",
+            "HOME": "/root",
+        },
+        hidden=["TRAINWRIGHT_MINE"],
     )
     text = "\n".join(told)
     for secret in (
         "9f8e7d", "tell-none", "tok-1", "hunter2", "of-env-from", "pass-word", "abcdef", "sesame", "abcde", "in-json",
-        "in-list", "nested", "hf_abc", "not of the cluster", "/root",
+        "in-list", "nested", "hf_abc", "not of the cluster", "/root", "of-slurm", "eyJ", "c2ln",
     ):  # fmt: skip
         assert secret not in text, secret
     assert "NCCL_DEBUG=VERSION" in told

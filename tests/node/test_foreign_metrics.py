@@ -7,6 +7,7 @@ import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -370,6 +371,30 @@ def test_a_progress_bar_tells_where_no_events_are(tmp_path: Path, settings: dict
     assert (last["step"], last["consumed_samples"], last["train_loss"], last["val_loss"]) == (100, 800, 2.25, 3.0)
 
 
+def test_a_progress_bar_tells_while_a_bucket_shows_events_as_empty(tmp_path: Path, settings: dict[str, Any]) -> None:
+    paths = RunPaths(tmp_path)
+    bar = paths.rank_log("train", 1, 0)
+    bar.parent.mkdir(parents=True)
+    shown = "Epoch 0:   1%|1| {0}/80 [00:09<1:00:00, 9.0s/it, reduced_train_loss={0}.120, global_step={1}.000]\n"
+    bar.write_text(shown.format(1, 0))
+    hidden = tmp_path / "hidden"
+    with SummaryWriter(str(hidden)) as writer:
+        for x in (0, 1):
+            log(writer, x, {"reduced_train_loss": x + 1.125, "global_step": x})
+    (written,) = hidden.iterdir()
+    event_file = tmp_path / written.name
+    event_file.touch()
+    metrics = ForeignMetrics(paths, 1, settings)
+    metrics.collect()
+    assert [(line["step"], line["train_loss"]) for line in lines(paths)] == [(1, 1.12)]
+    shutil.copyfile(written, event_file)
+    metrics.finish("preempted")
+    assert [(line["step"], line["train_loss"]) for line in lines(paths)] == [(1, 1.12), (2, 2.125)]
+    results = read(paths.results)
+    assert results is not None
+    assert (results["steps"], results["train_loss"]) == (2, 2.125)
+
+
 def test_results_have_the_native_backends_keys_and_the_checkpoints(tmp_path: Path, settings: dict[str, Any]) -> None:
     paths = RunPaths(tmp_path / "tanuki-1")
     record = {"run_id": "tanuki-1", "git": {"commit": "0123abc", "is_dirty": True}, "config": {}}
@@ -418,6 +443,55 @@ def test_the_end_has_a_reason(
     results = read(paths.results)
     assert results is not None
     assert (results["stop_reason"], results["stop_message"], results["steps"]) == expected
+
+
+TIME = "Time limit reached. Elapsed time is 1:00:00."
+PATIENCE = "Monitored metric val_loss did not improve in the last 3 records. Best score: 8.010."
+
+
+@pytest.mark.parametrize(
+    ("early_ends", "told", "last", "expected"),
+    [
+        ({"max_time_per_run": 60}, None, 60, "max_time_per_run"),
+        ({"max_time_per_run": 600}, None, 60, None),  # there was time left
+        ({"max_time_per_run": 60}, TIME, 98, "max_time_per_run"),  # less than log_every_n_steps before the end
+        ({"max_time_per_run": 60}, TIME, 100, "max_steps"),
+        ({"max_time_per_run": 60}, None, 98, "max_steps"),
+        ({"max_time": 600}, TIME, 60, "max_time"),  # earlier attempts had the rest
+        ({"max_time": 600, "early_stopping": None}, TIME, 60, "max_time"),
+        ({"max_time": 600, "early_stopping": None}, PATIENCE, 60, "early_stopping"),
+        ({"max_time": 600, "early_stopping": None}, None, 60, None),
+        ({"max_time_per_run": 60}, None, 0, None),
+        ({}, TIME, 60, None),
+    ],
+)
+def test_a_framework_that_ends_before_its_last_step_is_asked_why(
+    early_ends: dict[str, float | None],
+    told: str | None,
+    last: int,
+    expected: str | None,
+    tmp_path: Path,
+    settings: dict[str, Any],
+) -> None:
+    paths = RunPaths(tmp_path)
+    begun = events.append(paths, events.RUNNING, who="a1-node0", stage="train", attempt=1)
+    five_minutes_ago = datetime.now(timezone.utc) - timedelta(seconds=300)
+    told_begun = {**json.loads(begun.read_text()), "time": five_minutes_ago.strftime("%Y-%m-%dT%H:%M:%S.%fZ")}
+    begun.write_text(json.dumps(told_begun))
+    if last:
+        with SummaryWriter(str(tmp_path)) as writer:
+            log(writer, last - 1, nxdt_call(last - 1))
+    if told is not None:
+        paths.rank_log("train", 1, 0).parent.mkdir(parents=True)
+        paths.rank_log("train", 1, 0).write_text(f"one\n{told} Signaling Trainer to stop.\nEpoch 0: 60%|\r")
+    constants = {**settings["results"], "log_every_n_steps": 5}
+    end = ForeignMetrics(paths, 1, {**settings, "results": constants, "early_ends": early_ends}).finish(None)
+    results = read(paths.results)
+    assert results is not None
+    assert (end.reason, end.message) == (results["stop_reason"], results["stop_message"])
+    assert end.reason == expected
+    if expected != "max_steps":
+        assert end.message == f"it ended by itself after step {last} of 100" + (f": {told}" if told else "")
 
 
 def test_last_steps_without_a_log_count_when_the_run_ended_well(tmp_path: Path, settings: dict[str, Any]) -> None:

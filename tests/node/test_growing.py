@@ -114,6 +114,29 @@ def test_a_beat_copies_in_the_background(node: Node) -> None:
     assert node.copies() == {LOG: b"line\nmore\n"}
 
 
+def test_at_the_end_the_originals_go_once_all_of_them_have_come_over(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.write(LOG, b"0123456789abc")
+    node.write("run/late.log", b"late")
+    (node.run_dir / "run/late.log").mkdir(parents=True)
+    node.mirror.close()
+    assert f"what grew stays in {node.scratch}" in capsys.readouterr().err
+    assert (node.scratch / LOG).read_bytes() == b"0123456789abc"
+    (node.run_dir / "run/late.log").rmdir()
+    node.mirror.close()
+    assert not node.scratch.exists()
+    assert node.copies() == {LOG: b"0123456789", f"{LOG}.part1": b"abc", "run/late.log": b"late"}
+
+
+def test_originals_stay_where_a_copy_has_been_lost(node: Node) -> None:
+    node.write(LOG, b"log")
+    node.mirror.copy()
+    (node.run_dir / LOG).unlink()
+    node.mirror.close()
+    assert (node.scratch / LOG).read_bytes() == b"log"
+
+
 def test_parts_are_read_in_a_bucket_as_in_a_folder() -> None:
     log = UPath("memory://parts/run/logs/a.log")
     log.parent.mkdir(parents=True)

@@ -298,6 +298,22 @@ def test_a_failure_of_the_ranks_is_in_the_results(run: Run) -> None:
     assert results["steps"] == 2
 
 
+def test_an_attempt_whose_time_is_over_asks_to_be_started_again(run: Run) -> None:
+    run.write_settings(early_ends={"max_time_per_run": 0})
+    assert run.run() == 75
+    event, results = run.event(), json.loads(run.paths.results.read_text())
+    over = "it ended by itself after step 2 of 30"
+    assert (event.state, event.extra["reason"]) == ("PREEMPTED", f"exp_manager.max_time_per_run is over: {over}")
+    assert (results["stop_reason"], results["stop_message"]) == ("max_time_per_run", over)
+
+
+def test_a_run_that_ends_early_for_good_has_succeeded_and_says_why(run: Run) -> None:
+    run.write_settings(early_ends={"max_time": 0})
+    assert run.run() == 0
+    assert (run.event().state, run.event().extra["reason"]) == ("SUCCEEDED", "it ended by itself after step 2 of 30")
+    assert json.loads(run.paths.results.read_text())["stop_reason"] == "max_time"
+
+
 def test_node_0_decides_for_all_and_each_node_copies(make_run: Callable[..., Run]) -> None:
     run = make_run(num_nodes=2)
     distributed(run.paths.checkpoints, name_of(10))

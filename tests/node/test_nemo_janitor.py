@@ -234,6 +234,23 @@ def test_averaged_weights_belong_to_their_checkpoint(checkpoints: Path) -> None:
     assert "is missing, from which exp_manager.ema goes on" in order.actions[0]
 
 
+@pytest.mark.parametrize("is_marked", [False, True])
+@pytest.mark.parametrize("foreign", ["done", "commit.json", "model/weights.pt", "weights/common.pt"])
+def test_a_directory_that_nemo_did_not_write_is_never_removed(foreign: str, is_marked: bool, checkpoints: Path) -> None:
+    path = distributed(checkpoints, name_of(30), is_whole=False)
+    (path / foreign).parent.mkdir(exist_ok=True)
+    (path / foreign).write_text("of another program")
+    if is_marked:
+        marker(checkpoints, name_of(30))
+    with pytest.raises(JanitorError, match=rf"holds {Path(foreign).parts[0]}, which NeMo does not write"):
+        tidied(checkpoints)
+    assert (path / foreign).exists()
+    distributed(checkpoints, name_of(20))
+    assert chosen(tidied(checkpoints)) == name_of(20)
+    kept = checkpoints.parent / "damaged" / name_of(30) / name_of(30) / foreign
+    assert kept.read_text() == "of another program"
+
+
 def test_other_directories_are_no_checkpoints(checkpoints: Path) -> None:
     (checkpoints / "notes").mkdir(parents=True)
     (checkpoints / "megatron_gpt.nemo").write_bytes(b"x")

@@ -305,6 +305,17 @@ def test_clean_asks_and_removes_nothing_else(tmp_path: Path, capsys: pytest.Capt
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
 
+def test_clean_leaves_a_compiler_alone_that_is_nobody_s_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lock = graph(tmp_path, "1", "model.hlo_module.pb.lock") / "model.hlo_module.pb.lock"
+    assert run("clean", "--cache", str(tmp_path), "--yes") == 2
+    assert (
+        f"{tmp_path} is in use; clean it when nothing compiles any more: {lock}: it is only" in capsys.readouterr().err
+    )
+    os.utime(lock, (0, 0))
+    assert run("clean", "--cache", str(tmp_path), "--yes") == 0
+    assert modules(tmp_path) == []
+
+
 def test_clean_leaves_a_cache_in_use_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     graph(tmp_path, "1")
     CacheUse(tmp_path, run_dir="/runs/a").begin()

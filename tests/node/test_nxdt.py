@@ -214,6 +214,8 @@ def test_compile_starts_the_tools_as_train_sh_does_and_passes_the_gate(run: Run)
     assert int(argv[9]) > 0
     assert argv[10:] == [
         run.settings["orchestrator"],
+        f"hydra.run.dir='{run.paths.nxdt(1)}/hydra'",
+        "hydra.output_subdir=null",
         f"--config-path={run.paths.nxdt(1)}",
         "--config-name=fresh",
     ]
@@ -481,6 +483,29 @@ def test_a_decision_is_made_once_where_several_nodes_may_have_read_it(tmp_path: 
 
 def settings(**changes: Any) -> dict[str, Any]:
     return {"python": "/env/bin/python3", "cache_url": "/fsx/cache", "unset_env": UNSET, **changes}
+
+
+def test_hydra_itself_reads_the_yaml_and_leaves_nothing_in_the_checkout(tmp_path: Path) -> None:
+    checkout, folder = tmp_path / "nxdt", tmp_path / "it's a = run, 1"
+    checkout.mkdir()
+    folder.mkdir()
+    orchestrator = checkout / "orchestrator.py"
+    orchestrator.write_text(
+        "import hydra, os\n"
+        "@hydra.main(config_path='conf', config_name='megatron_gpt_config', version_base='1.2')\n"
+        "def main(cfg):\n"
+        "    print(cfg, os.getcwd())\n"
+        "main()\n"
+    )
+    (folder / "fresh.yaml").write_text("name: tiny\n")
+    told = {"python": sys.executable, "devices": 1, "orchestrator": str(orchestrator)}
+    where: dict[str, Any] = {"node": 0, "num_nodes": 1, "master_addr": "127.0.0.1", "master_port": 1}
+    argv = nxdt_setup.command(told, compiles=False, folder=folder, config="fresh", **where)
+    rank = [sys.executable, *argv[argv.index(str(orchestrator)) :]]
+    printed = subprocess.run(rank, cwd=checkout, stdout=subprocess.PIPE, check=True, text=True).stdout
+    assert printed == f"{{'name': 'tiny'}} {checkout}\n"
+    assert list(checkout.iterdir()) == [orchestrator]
+    assert {path.name for path in folder.iterdir()} == {"fresh.yaml", "hydra"}
 
 
 def test_only_what_the_config_itself_sets_may_beat_the_yaml() -> None:

@@ -32,6 +32,10 @@ def test_no_file_of_ours_lies_loose_in_the_run_directory() -> None:
     assert all(path.parent.is_relative_to("/r/run") for path in ours)
 
 
+def test_a_run_below_an_unset_fact_of_the_site_stays_recognisable() -> None:
+    assert RunPaths("<site.slurm.shared_dir>/r").worker == Path("<site.slurm.shared_dir>/r/run/worker.pyz")
+
+
 def test_a_relative_run_directory_survives_a_change_of_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

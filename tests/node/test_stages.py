@@ -229,6 +229,12 @@ def test_a_node_says_what_it_was_told_of_the_cluster_and_no_secret(job: Job) -> 
     assert "hunter2" not in job.said(0)
 
 
+def test_a_job_that_was_submitted_by_hand_as_recorded_lacks_its_secrets(job: Job) -> None:
+    assert job.write({"train": FINE}, env_from=["HF_TOKEN"]).run(HF_TOKEN="<HF_TOKEN>") == [2]
+    (event,) = events.find(job.paths, ["a1-node0"], ["FAILED"])
+    assert event.extra["reason"] == "variables of launcher.env_from did not reach this node: HF_TOKEN"
+
+
 @pytest.mark.parametrize(("script", "code"), [(FINE, 0), (BAD, 7)])
 def test_in_a_bucket_all_that_grows_is_there_when_the_last_event_is(job: Job, script: str, code: int) -> None:
     job.write({"train": script}, {"train": 2}, scratch=str(job.folder / "scratch"))
@@ -237,6 +243,7 @@ def test_in_a_bucket_all_that_grows_is_there_when_the_last_event_is(job: Job, sc
     assert codes[0] == code or codes[1] == code
     assert bucket_mount.refused(bucket) == []
     assert job.state() == ("FAILED" if code else "SUCCEEDED")
+    assert not (job.folder / "scratch" / "run").exists()  # a machine that lives on does not fill up
     logs = {rank: job.log("train", rank=rank) for rank in (0, 1)}
     spoke = [rank for rank, log in logs.items() if log.exists() and log.read_text()]  # one may stop the other early
     assert spoke if code else spoke == [0, 1]

@@ -8,7 +8,7 @@ import pytest
 from trainwright.node.events import Event
 from trainwright.node.rank import RankEnd
 from trainwright.node.supervisor import Outcome
-from trainwright.node.verdict import judge
+from trainwright.node.verdict import judge, judge_preparation
 
 TERM, INT, USR1, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGKILL
 
@@ -54,6 +54,16 @@ def outcome(*codes: int, stopped_by: int | None = None, launcher_code: int = 0, 
 def test_ends_of_ranks_add_up_to_one_state_and_code(ended: Outcome, expected: tuple[str, int, int | None]) -> None:
     verdict = judge(ended)
     assert (verdict.state, verdict.exit_code, verdict.first.rank if verdict.first else None) == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [(0, None), (2, ("FAILED", 2)), (75, ("PREEMPTED", 75)), (-KILL, ("FAILED", 137))],
+)
+def test_what_runs_before_the_ranks_may_end_a_stage(code: int, expected: tuple[str, int] | None) -> None:
+    verdict = judge_preparation(outcome(launcher_code=code), "node 0 is gone")
+    assert (verdict and (verdict.state, verdict.exit_code)) == expected
+    assert verdict is None or verdict.reason == "before the ranks: node 0 is gone"
 
 
 def test_a_rank_s_own_word_is_part_of_the_reason() -> None:

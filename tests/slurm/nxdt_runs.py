@@ -79,7 +79,6 @@ class Site:
             "model.max_position_embeddings=64",
             f"data.train_source={self.folder}/hub/training.jsonl",
             f"data.val_source={self.folder}/hub/validation.jsonl",
-            f"data.tokenizer.name={self.model}",
             f"data.tokenizer.vocab_size={CONFIG['vocab_size']}",
             "data.seq_length=64",
             f"parallelism.tensor_model_parallel_size={TP}",

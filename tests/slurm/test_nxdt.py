@@ -148,7 +148,7 @@ def test_every_known_failure_of_the_compiler_is_named_and_training_never_starts(
 
 def test_a_retry_goes_on_at_compile_once_the_cause_is_gone(first: tuple[RunPaths, Result], site: Site) -> None:
     with shell(FAKE_NEURON_FAILURE="compile:device-memory"):
-        assert train(site, "data.seq_length=32").code == 0
+        assert train(site, "data.seq_length=32", "stages_from=fetch").code == 0
     paths = newest(site)
     done, never = ["fetch", "convert"], ["train", "export", "verify"]
     broken = {**dict.fromkeys(done, "SUCCEEDED"), "compile": "FAILED", **dict.fromkeys(never, "CANCELLED")}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from trainwright import report, storage
 from trainwright.config import RunConfig
+from trainwright.errors import UserError
 from trainwright.follow import overview
 from trainwright.job import JobSpec
 from trainwright.node import events
@@ -54,7 +55,10 @@ def follow(
 
 
 def _tell_progress(job_id: str, run_dir: Path, steps_told: dict[str, int]) -> None:
-    metrics = overview.look(run_dir).metrics
+    try:
+        metrics = overview.look(run_dir).metrics
+    except UserError:  # a bucket that cannot be reached now: the job goes on, and the next look may succeed
+        return
     if metrics.step is not None and steps_told.get(job_id) != metrics.step:
         steps_told[job_id] = metrics.step
         report.progress(job_id, metrics.step, metrics.max_steps, metrics.train_loss)

@@ -16,6 +16,7 @@ from hydra_plugins.trainwright_launcher._slurm_reasons import in_words
 
 from trainwright import report
 from trainwright.config import RunConfig, SlurmLauncher
+from trainwright.exp_manager import fixed_run_id
 from trainwright.job import JobSpec
 from trainwright.node import events
 from trainwright.node.run_paths import RunPaths
@@ -138,10 +139,11 @@ class SlurmScheduler:
                     yield f"launcher.{key}={wanted} does not exist", fits
 
     def _queue_problems(self) -> Iterator[tuple[str, str]]:
-        for job_id, state, words in _my_jobs() if self._config.run_id else ():
-            if words.startswith(f"trainwright:{self._config.run_id}:") and _STATES.get(state) not in events.ENDED:
+        run_id = fixed_run_id(self._config)
+        for job_id, state, words in _my_jobs() if run_id is not None else ():
+            if words.startswith(f"trainwright:{run_id}:") and _STATES.get(state) not in events.ENDED:
                 yield (
-                    f"run_id={self._config.run_id} is still in Slurm: job {job_id} is {state}",
+                    f"run_id={run_id} is still in Slurm: job {job_id} is {state}",
                     f"wait for it, or scancel {job_id}",
                 )
 

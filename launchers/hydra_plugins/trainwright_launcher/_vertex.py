@@ -15,12 +15,13 @@ from hydra_plugins.trainwright_launcher._vertex_client import (
     patiently,
     refuse_invalid,
 )
-from hydra_plugins.trainwright_launcher._vertex_errors import NoCapacityError, VertexError
+from hydra_plugins.trainwright_launcher._vertex_errors import NoCapacityError, TemporaryError, VertexError
 from hydra_plugins.trainwright_launcher._vertex_states import job_state
 from hydra_plugins.trainwright_launcher._vertex_tensorboard import VertexTensorBoards
 
 from trainwright import report
 from trainwright.config import RunConfig, VertexLauncher
+from trainwright.exp_manager import fixed_run_id
 from trainwright.job import JobSpec
 from trainwright.node import events
 from trainwright.scheduler import Ended, JobState, NotSubmittedError
@@ -35,6 +36,7 @@ class VertexScheduler:
         self.is_attached = config.launcher.wait
         self._client = VertexClient(config.launcher.project, config.launcher.api_endpoint)
         self._submitted: dict[str, JobSpec] = {}
+        self._complaint: str | None = None  # why Vertex AI did not answer when it was asked last; None: it always has
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield what is wrong with client, credentials, project or regions, and whether the run is still there.
@@ -71,7 +73,7 @@ class VertexScheduler:
         refusals = []
         for location in self._launcher.all_locations:
             try:
-                job_id = patiently(lambda where=location: self._find(job) or self._create(job, where))  # type: ignore[misc]
+                job_id = self._find_or_create(job, location)
             except NoCapacityError as error:
                 refusals.append(error)
                 report.warn(error.what)
@@ -121,7 +123,7 @@ class VertexScheduler:
         return VertexTensorBoards(self._launcher)
 
     def _problems_in(self, location: str) -> list[tuple[str, str]]:
-        run_id = self._config.run_id
+        run_id = fixed_run_id(self._config)
         if run_id is None:
             self._client.refuse_unreachable(location)
             return []
@@ -132,6 +134,15 @@ class VertexScheduler:
             for name, state, known in found
             if known.state not in events.ENDED
         ]
+
+    def _find_or_create(self, job: JobSpec, location: str) -> str:
+        try:
+            return patiently(lambda: self._find(job) or self._create(job, location))
+        except TemporaryError:
+            found = self._find(job)  # the last answer may be lost, too
+            if found is None:
+                raise
+            return found
 
     def _find(self, job: JobSpec) -> str | None:
         """Return the job that an earlier try has made: an answer may be lost when the job is not."""
@@ -147,7 +158,12 @@ class VertexScheduler:
             raise NotSubmittedError(f"launcher.env_from: {', '.join(unset)} is not set here; export it or leave it out")
         recorded = yaml.safe_load(job.files[_spec_name(job)])
         revealed = _vertex_spec.with_secrets(recorded, job.env_from, os.environ)
-        return self._client.create(location, _vertex_spec.custom_job(job, revealed, self._launcher))
+        try:
+            return self._client.create(location, _vertex_spec.custom_job(job, revealed, self._launcher))
+        except VertexError as error:  # it may quote what it does not like, and will be written down
+            for name in job.env_from:
+                error.mask(os.environ[name], f"<{name}>")
+            raise
 
     def _await_success(self, job_ids: tuple[str, ...]) -> None:
         before = {job_id: self._submitted[job_id] for job_id in job_ids if job_id in self._submitted}
@@ -163,7 +179,11 @@ class VertexScheduler:
 
     def _look_up_or_forget(self, job_ids: Collection[str]) -> Mapping[str, JobState]:
         known = self.look_up(job_ids)
-        unanswered = [job_id for job_id, state in known.items() if state.state == events.UNKNOWN]
+        unanswered = {job_id: state.reason for job_id, state in known.items() if state.state == events.UNKNOWN}
+        for reason in dict.fromkeys(unanswered.values()):
+            if reason != self._complaint:
+                report.warn(f"{reason}; the jobs go on, asking again")
+            self._complaint = reason
         return {job_id: known.get(job_id, FORGOTTEN) for job_id in job_ids if job_id not in unanswered}
 
 

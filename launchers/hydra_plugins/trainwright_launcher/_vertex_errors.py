@@ -14,6 +14,7 @@ LOGIN = "run gcloud auth application-default login, or let GOOGLE_APPLICATION_CR
 _MACHINES = re.compile(r"aiplatform\.googleapis\.com/custom_model_training\w*|custom_model_training\w+")
 _STOCKOUT = re.compile(r"(?i)insufficient|stockout|out of stock|not enough (resources|capacity)|no capacity")
 _TEMPORARY = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL", "ABORTED", "UNKNOWN", "CANCELLED"}
+_NO_SUCH_HOST = re.compile(r"(?i)dns resolution failed|name resolution|domain name not found")
 _NO_LOGIN = re.compile(r"Getting metadata from plugin failed|invalid_grant|Reauthentication")
 
 
@@ -23,6 +24,12 @@ class VertexError(NotSubmittedError):
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(f"{what}; {remedy}")
         self.what, self.remedy = what, remedy
+
+    def mask(self, secret: str, shown: str) -> None:
+        """Show something else where the message holds a secret."""
+        if secret:
+            self.what = self.what.replace(secret, shown)
+            self.args = (f"{self.what}; {self.remedy}",)
 
 
 class TemporaryError(VertexError):
@@ -55,7 +62,10 @@ def translate(error: Any, *, project: str, location: str) -> VertexError:
     code = getattr(error.grpc_status_code, "name", str(error.code))
     said = f"Vertex AI in {location} says {code}: {error.message}"
     if code in _TEMPORARY and not _NO_LOGIN.search(error.message):
-        return TemporaryError(said, "try again later", _retry_delay_s(error))
+        helps = "try again later"
+        if _NO_SUCH_HOST.search(error.message):  # each region has a host of its own
+            helps = f"correct launcher.location={location}, or look whether this machine has a network"
+        return TemporaryError(said, helps, _retry_delay_s(error))
     if code == "RESOURCE_EXHAUSTED":
         return _exhausted(error, said, project)
     if code == "PERMISSION_DENIED":
@@ -72,7 +82,9 @@ def translate(error: Any, *, project: str, location: str) -> VertexError:
         return VertexError(
             said, "change the key that makes this field; the job as it was sent is in run/jobs of the run"
         )
-    return VertexError(said, LOGIN)  # UNAUTHENTICATED, or a login that has run out
+    if code == "UNAUTHENTICATED" or _NO_LOGIN.search(error.message):
+        return VertexError(said, LOGIN)
+    return VertexError(said, "see what the message names")
 
 
 def quota_metric(error: Any) -> str | None:

@@ -34,7 +34,7 @@ def cancel(run: Overview) -> Cancelled:
     of_stages = [run.job_ids[str(stage.stage)] for stage in open_stages if str(stage.stage) in run.job_ids]
     job_ids = list(dict.fromkeys(of_stages))  # several stages may be one job
     if not job_ids and run.state.state == events.RUNNING:
-        raise UserError(f"{run.run_id} trains inside its own command (hydra.mode=RUN); press Ctrl-C there")
+        raise UserError(_out_of_reach(run))
     if job_ids:
         opened.cancel(job_ids)
     for stage in open_stages:
@@ -50,3 +50,12 @@ def cancel(run: Overview) -> Cancelled:
     if job_ids:
         opened.cancel(job_ids)
     return Cancelled(run=overview.look(run.run_dir), state_before=run.state.state, is_cancelled_now=True)
+
+
+def _out_of_reach(run: Overview) -> str:
+    if run.launcher in (None, "local"):
+        return f"{run.run_id} trains inside its own command (hydra.mode=RUN); press Ctrl-C there"
+    return (
+        f"{run.run_id} runs, but the command that submitted it was cut short before it noted the job's id; end the job "
+        f"of that name by launcher={run.launcher}'s own means"
+    )

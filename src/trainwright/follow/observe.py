@@ -57,7 +57,7 @@ def _confirm_local(run: Overview) -> Overview:
 def _confirm_jobs(runs: Sequence[Overview]) -> Sequence[Overview]:
     """Return the runs with what their scheduler says; unchanged where it does not answer."""
     opened = scheduler.open_scheduler(config_of(runs[-1].run_dir))
-    known = opened.look_up([job_id for run in runs for job_id in run.job_ids.values()])
+    known = opened.look_up(list(dict.fromkeys(job_id for run in runs for job_id in run.job_ids.values())))
     answers = bool(known) or next(opened.problems(), None) is None
     if not answers:
         return runs
@@ -96,7 +96,8 @@ def _word(stage: StageState, state: str, reason: str | None) -> Event:
 
 def _write_down(run: Overview, stage: StageState, job: scheduler.JobState) -> None:
     # Those who may only read see it as long as the scheduler knows it; a bucket's client has no word for just that.
-    with contextlib.suppress(OSError if storage.is_bucket(run.run_dir) else PermissionError):
+    refusals = storage.failures(run.run_dir) if storage.is_bucket(run.run_dir) else (PermissionError,)
+    with contextlib.suppress(*refusals):
         events.append(
             RunPaths(run.run_dir),
             job.state,

@@ -56,7 +56,8 @@ def compose_again(run: Overview, number: int) -> Composed:
     record = _record(run)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         tree = compose("config", [*record["overrides"], f"run_id={run.run_id}"])
-    return Composed(number=number, overrides=tuple(record["overrides"]), tree=tree, directory=directory(record))
+    overrides = tuple(record["overrides"])
+    return Composed(number=number, overrides=overrides, tree=tree, directory=directory(record), goes_on=True)
 
 
 def directory(record: dict[str, Any]) -> Path:

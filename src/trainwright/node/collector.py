@@ -6,10 +6,13 @@ import json
 import sys
 import time
 import traceback
+from dataclasses import replace
 from typing import Callable
 
 from . import events
+from .foreign_end import TIME_OF_ATTEMPT, End
 from .foreign_metrics import ForeignMetrics
+from .rank import PREEMPTED_CODE
 from .run_paths import RunPaths
 from .verdict import Verdict
 
@@ -23,6 +26,7 @@ class Collector:
         """`settings`: path below run/ of what was rendered for the framework. Raises OSError and ValueError."""
         told = json.loads((paths.own / settings).read_text(encoding="utf-8"))
         self._metrics = ForeignMetrics(paths, attempt, told, stage)
+        self._end: End | None = None  # None: it has not, or its end could not be looked at
         self._next = 0.0
         self._has_failed = False
 
@@ -32,9 +36,21 @@ class Collector:
             self._guarded(self._metrics.collect)
             self._next = time.monotonic() + EVERY_S
 
-    def finish(self, verdict: Verdict) -> None:
-        """Collect the rest and write the results of a stage that has ended so."""
-        self._guarded(lambda: self._metrics.finish(_reason(verdict)))
+    def finish(self, verdict: Verdict) -> Verdict:
+        """Collect the rest, write the results of a stage that has ended so, and return the last word on it.
+
+        A framework that ends since an attempt's time is over ends with 0: it wants to go on, as our backend's 75 says.
+        """
+        self._guarded(lambda: self._finish(verdict))
+        end = self._end
+        if verdict.state != events.SUCCEEDED or end is None or end.message is None:
+            return verdict
+        if end.reason == TIME_OF_ATTEMPT:
+            return Verdict(events.PREEMPTED, PREEMPTED_CODE, f"exp_manager.{end.reason} is over: {end.message}", None)
+        return replace(verdict, reason=verdict.reason or end.message)
+
+    def _finish(self, verdict: Verdict) -> None:
+        self._end = self._metrics.finish(_reason(verdict))
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:

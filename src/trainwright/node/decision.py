@@ -98,7 +98,8 @@ def wait_for(file: Path, peers: Peers, signals: SignalQueue, *, limit_s: float =
     while not (file.parent.is_dir() and file.name in os.listdir(file.parent)):
         ended = peers.first_bad_end()
         if ended is not None:
-            raise DriverError(f"node {ended.node} was {ended.state}: {ended.extra.get('reason')}", FAILED)
+            code = int(ended.extra.get("exit_code") or FAILED)  # as a worker follows another
+            raise DriverError(f"node {ended.node} was {ended.state}: {ended.extra.get('reason')}", code)
         if time.monotonic() > deadline:
             raise DriverError(
                 f"node 0 has not decided within {limit_s:.0f} s; see its log, and that {file.parent} is shared", FAILED

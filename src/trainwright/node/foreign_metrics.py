@@ -7,6 +7,7 @@ import math
 import os
 import re
 import sys
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -14,8 +15,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Iterator, Mapping
 
-from . import events, growing, results
+from . import events, foreign_end, growing, results
 from .foreign_checkpoints import saved_checkpoints
+from .foreign_end import End
 from .foreign_log import TRAINING, BarLog, EventLog, Logged
 from .foreign_versions import installed_versions
 from .run_paths import RunPaths
@@ -25,7 +27,6 @@ _KEYS = (
     "train_loss", "val_loss", "lr", "grad_norm", "param_norm", "step_time_s", "delta_time_s", "tokens_per_s",
     "samples_per_s", "tflops_per_s", "mfu",
 )  # fmt: skip
-_REASONS = ("max_steps", "early_stopping", "preempted", "max_time_per_run", "diverged", "failed")
 _GIT = re.compile(r"^git:\n  commit: (\S+)\n  is_dirty: (true|false)$", re.MULTILINE)
 _EVENT_FILE = "events.out.tfevents."
 _MOVED = re.compile(r"^run_\d+$")  # where NxDT and NeMo put the files of the process before
@@ -77,8 +78,9 @@ class ForeignMetrics:
     """Follows one attempt: `collect` while it runs, `finish` when it has ended. On node 0 only.
 
     `settings` holds `results` (backends.foreign.results_constants), and `python`, the framework's interpreter, or
-    `versions`. A step is an optimizer step, its samples are step * global_batch_size, whatever the framework counts.
-    What was logged before the attempt's stage ran is not its own: earlier attempts, a trial run of a compiler.
+    `versions`; `early_ends`, see `foreign_end.of`. A step is an optimizer step, its samples are
+    step * global_batch_size, whatever the framework counts. What was logged before the attempt's stage ran is not its
+    own: earlier attempts, a trial run of a compiler.
     """
 
     def __init__(self, paths: RunPaths, attempt: int, settings: Mapping[str, Any], stage: str = "train") -> None:
@@ -90,7 +92,8 @@ class ForeignMetrics:
         self._started = datetime.now(timezone.utc)
         self._since = _first_running(paths, attempt, stage)
         self._processes: dict[str, _Process] = {}  # by the name of the event file, which stays when it is moved
-        self._bar = BarLog(paths.rank_log(stage, attempt, 0))
+        self._rank_log = paths.rank_log(stage, attempt, 0)
+        self._bar = BarLog(self._rank_log)
         self._bar_speed = _Speed()
         self._written, self._validated = _what_is_written(paths.metrics(attempt))
         self._steps, self._train_loss, self._validation = _Newest(0), _Newest(), _Newest()
@@ -101,8 +104,8 @@ class ForeignMetrics:
         """Append what is new to the attempt's metrics; where nothing is, files are looked up and not opened."""
         self._append(self._take_new(is_over=False))
 
-    def finish(self, reason: str | None) -> None:
-        """Collect the rest and write results.json.
+    def finish(self, reason: str | None) -> End:
+        """Collect the rest, write results.json and return how the stage ended.
 
         `reason` is one of the native backend's stop reasons, or words that say why the run failed; None: it ended by
         itself. Then, if no log was due any more, it has taken all its steps.
@@ -110,9 +113,17 @@ class ForeignMetrics:
         self._append(self._take_new(is_over=True))
         checkpoints = saved_checkpoints(self._paths.run_dir, self._paths.checkpoints)
         steps = max([self._steps.value, *(saved["step"] for saved in checkpoints)])
-        if reason is None and steps and steps + self._every > self._max_steps:
+        told = foreign_end.told_in(self._rank_log)
+        if reason is None and told is None and steps and steps + self._every > self._max_steps:
             steps = max(steps, self._max_steps)
-        stop_reason, message = _why(reason, steps, self._max_steps)
+        end = foreign_end.of(
+            reason,
+            told,
+            steps,
+            self._max_steps,
+            early_ends=self._settings.get("early_ends", {}),
+            elapsed_s=time.time() - self._since if self._since else 0.0,
+        )
         samples_per_s = median(self._steady) if self._steady else None
         measured = results.Measured(
             steps=steps,
@@ -128,13 +139,14 @@ class ForeignMetrics:
             attempt=self._attempt,
             started=self._started,
             ended=datetime.now(timezone.utc),
-            stop_reason=stop_reason,
-            stop_message=message,
+            stop_reason=end.reason,
+            stop_message=end.message,
             versions=self._settings.get("versions") or installed_versions(self._settings.get("python", "python3")),
             git=_git(self._paths, self._attempt),
             checkpoints=checkpoints,
         )
         results.write(self._paths.results, content, by_rename=self._paths.scratch is None)
+        return end
 
     def _take_new(self, *, is_over: bool) -> Iterator[tuple[Logged, _Speed]]:
         for path in _event_files(self._paths.run_dir):  # frameworks know nothing of scratch directories
@@ -150,7 +162,7 @@ class ForeignMetrics:
             damage = process.log.new_damage()
             if damage is not None:
                 print(f"warning: {damage}", file=sys.stderr, flush=True)
-        if not self._processes:
+        if not any(_has_content(process.path) for process in self._processes.values()):
             for call in self._bar.take_new():
                 yield call, self._bar_speed
 
@@ -238,6 +250,14 @@ def _event_files(log_dir: Path) -> Iterator[Path]:
                 yield folder / name
 
 
+def _has_content(path: Path) -> bool:
+    """Return whether there is anything to be read; a bucket's mount shows a file as empty until it is closed."""
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:  # it is being moved
+        return True
+
+
 def _first_running(paths: RunPaths, attempt: int, stage: str) -> float:
     """Return when the attempt's stage first ran on node 0, in seconds since 1970; 0: nothing tells."""
     own = [
@@ -284,12 +304,3 @@ def _git(paths: RunPaths, attempt: int) -> dict[str, Any] | None:
         return None
     commit = found.group(1).strip("'")
     return {"commit": None if commit == "null" else commit, "is_dirty": found.group(2) == "true"}
-
-
-def _why(reason: str | None, steps: int, max_steps: int) -> tuple[str | None, str | None]:
-    """Return the stop reason and the words to it."""
-    if reason is not None:
-        return (reason, None) if reason in _REASONS else ("failed", reason)
-    if steps >= max_steps:
-        return "max_steps", None
-    return None, f"it ended by itself after step {steps} of {max_steps}"

@@ -7,9 +7,11 @@ on: one that is full is never written again, and only the last one is replaced a
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -81,11 +83,20 @@ class Mirror:
             self._round = threading.Thread(target=self._try_to_copy, name="mirror", daemon=True)
             self._round.start()
 
-    def finish(self) -> None:
-        """Copy what has changed since, and return when it is there; what cannot be copied is said on stderr."""
+    def finish(self) -> bool:
+        """Copy what has changed since and return, once it is there, True; what cannot be copied is said on stderr."""
         if self._round is not None:
             self._round.join()
-        self._try_to_copy()
+        return self._try_to_copy()
+
+    def close(self) -> None:
+        """Copy what is left, once nobody writes any more, and remove the originals if all of it has come over."""
+        if not (self.finish() and self._has_come_over()):
+            print(f"what grew stays in {self._scratch}: not all of it was copied", file=sys.stderr, flush=True)
+            return
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._scratch.parent.rmdir()  # of the run, unless other nodes have theirs in it
 
     def copy(self) -> None:
         """Copy each file that has changed since it was copied last. Raises the OSError of the first that failed."""
@@ -104,11 +115,22 @@ class Mirror:
         if failure is not None:
             raise failure
 
-    def _try_to_copy(self) -> None:
+    def _try_to_copy(self) -> bool:
         try:
             self.copy()
         except OSError as error:  # a busy bucket must not end a training; the next round tries again
             print(f"could not copy files that grow to {self._target}: {error}", file=sys.stderr, flush=True)
+            return False
+        return True
+
+    def _has_come_over(self) -> bool:
+        def size(path: Path) -> int:
+            return sum(piece.stat().st_size for piece in parts(path))
+
+        try:
+            return all(size(self._target / name) == (self._scratch / name).stat().st_size for name in self._names())
+        except OSError:  # a mount that fails now
+            return False
 
     def _read_copied(self) -> Dict[str, List[int]]:
         try:

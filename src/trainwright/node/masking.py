@@ -13,7 +13,7 @@ _TOLD = re.compile(
     "TF_CONFIG|CLUSTER_SPEC|HOSTNAME|WORLD_SIZE|RANK|LOCAL_RANK|GROUP_RANK|LOCAL_WORLD_SIZE|NODE_RANK|NNODES|"
     "MASTER_.*|(CLOUD_ML|AIP|NCCL|TORCH|GLOO|UCX|FI|NVIDIA|CUDA|NVTE|OMP|SLURM|PMIX?|TRAINWRIGHT)_.*|LD_LIBRARY_PATH"
 )
-_SECRET_NAME = "TOKEN|API[_-]?KEY|ACCESS[_-]?KEY|PRIVATE[_-]?KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE"
+_SECRET_NAME = "TOKEN|JWT|API[_-]?KEY|ACCESS[_-]?KEY|PRIVATE[_-]?KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE"
 _SECRET_VARIABLE = re.compile(f"{_SECRET_NAME}|(^|_)(KEY|PWD|AUTH|AUTHORIZATION)($|_)", re.IGNORECASE)
 _QUOTE = r"""\\*["']?"""  # also of JSON that is a text inside JSON
 _VALUE = r"""[^\s"'\\,;&}\]]+"""
@@ -25,7 +25,8 @@ _SECRETS = (
     (rf"([\w-]*(?:{_SECRET_NAME})[\w-]*{_QUOTE}\s*[=:]\s*{_QUOTE})(?!\*)(?!bearer |basic ){_VALUE}", rf"\1{MASK}"),
     # --token VALUE, as words or as a list of words.
     (rf"(--[\w-]*(?:{_SECRET_NAME})[\w-]*{_QUOTE},?\s+{_QUOTE})(?!-)(?!\*){_VALUE}", rf"\1{MASK}"),
-    # By their looks: Hugging Face, GitHub, Slack, OpenAI, Google, AWS.
+    # By their looks: web tokens of Slurm and others; Hugging Face, GitHub, Slack, OpenAI, Google, AWS.
+    (r"\beyJ[\w-]+\.[\w-]+\.[\w-]+", MASK),
     (r"\b(?:(?:hf|gh[opsur]|github_pat|xox[abp]|sk|ya29)[_.-]|AKIA|AIza)[\w.-]{12,}", MASK),
 )
 _PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), replacement) for pattern, replacement in _SECRETS)

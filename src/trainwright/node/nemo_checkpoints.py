@@ -30,6 +30,9 @@ _AVERAGED = "-EMA"
 _STEP = re.compile(r"step=(\d+)")
 _CONSUMED = re.compile(r"consumed_samples\=([0-9]+.[0-9]+)")  # NeMo's own; the point stands for any character
 _LAST = re.compile(r"-last(-v(\d+))?$")
+# What megatron-core writes: common.pt, shards, hidden files, drafts; for each tensor or object a folder of parts.
+_SAVED = re.compile(r"^(common\.pt|.*\.distcp|\..*|.*\.tmp)$")
+_PART = re.compile(r"^(\.|\d+(\.\d+)*(\.|$)|shard_.*\.pt)")
 _RANK_FOLDER = re.compile(r"^(mp_rank_\d+|tp_rank_\d+_pp_rank_\d+|fsdp_shard_\d+)")
 
 
@@ -118,9 +121,29 @@ def _distributed(path: Path, name: str, is_marked: bool) -> List[Checkpoint]:
     has_metadata = (path / _METADATA).is_file()
     if step is None and not has_metadata:
         return []
-    interrupted = None if has_metadata else f"its save was interrupted: it has no {_METADATA}"
+    interrupted = unfit = None
+    if not has_metadata:
+        foreign = _foreign_part(path)
+        if foreign is None:
+            interrupted = f"its save was interrupted: it has no {_METADATA}"
+        else:
+            is_marked = False  # whatever NeMo was at, it was not this
+            unfit = f"it has no {_METADATA}, and holds {foreign}, which NeMo does not write: it is no save of NeMo's"
     number = int(step.group(1)) if step else None
-    return [Checkpoint(name, (path,), "distributed", path, number, is_marked, interrupted)]
+    return [Checkpoint(name, (path,), "distributed", path, number, is_marked, interrupted, unfit)]
+
+
+def _foreign_part(path: Path) -> str | None:
+    """Return what megatron-core does not put into a checkpoint; None: nothing is there but what it writes."""
+    for part in sorted(path.iterdir()):
+        if not (_SAVED.search(part.name) or (part.is_dir() and _is_of_parts(part))):
+            return part.name
+    return None
+
+
+def _is_of_parts(folder: Path) -> bool:
+    """Return whether a folder is of one tensor or object: its header and parts, as far as these came to be written."""
+    return all(_PART.match(name) for name in os.listdir(folder))
 
 
 def _of_files(

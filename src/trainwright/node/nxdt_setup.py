@@ -41,7 +41,10 @@ def command(
     master_addr: str,
     master_port: int,
 ) -> list[str]:
-    """Return the argv that train.sh would start, with our YAML and nothing overridden."""
+    """Return the argv that train.sh would start, with our YAML and none of its keys overridden.
+
+    Hydra would make `outputs/DATE/TIME` in the checkout for each start, which others may share or only read.
+    """
     programs = Path(settings["python"]).parent
     options = {
         "--nproc_per_node": settings["devices"],
@@ -52,7 +55,9 @@ def command(
     }
     torchrun = [str(programs / "torchrun"), *(str(word) for pair in options.items() for word in pair)]
     prefix = [str(programs / "neuron_parallel_compile")] if compiles else []
-    return [*prefix, *torchrun, settings["orchestrator"], f"--config-path={folder}", f"--config-name={config}"]
+    quoted = str(folder / "hydra").replace("\\", "\\\\").replace("'", "\\'")  # in Hydra's grammar
+    hydra = [f"hydra.run.dir='{quoted}'", "hydra.output_subdir=null"]
+    return [*prefix, *torchrun, settings["orchestrator"], *hydra, f"--config-path={folder}", f"--config-name={config}"]
 
 
 def environment(

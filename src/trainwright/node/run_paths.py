@@ -147,5 +147,10 @@ class SweepPaths:
 
 
 def _absolute(path: str | os.PathLike[str]) -> Path:
-    """Return `path` as one of pathlib's; one of fsspec's, which no function of `os` takes, is absolute already."""
-    return Path(os.path.abspath(path)) if isinstance(path, (str, os.PathLike)) else path
+    """Return `path` as one of pathlib's; one of fsspec's, which no function of `os` takes, is absolute already.
+
+    One below a fact of the site that is unset, in a dry run, stays recognisable.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        return path
+    return Path(path if os.fspath(path).startswith("<site.") else os.path.abspath(path))

@@ -56,7 +56,8 @@ def judge_preparation(outcome: Outcome, said: str | None) -> Verdict | None:
     code = outcome.launcher_code if outcome.launcher_code >= 0 else 128 - outcome.launcher_code
     if not code:
         return None
-    return Verdict(events.FAILED, code, f"before the ranks: {said or f'ended with exit code {code}'}", None)
+    state = events.PREEMPTED if code == PREEMPTED_CODE else events.FAILED  # another node was, which this one waited for
+    return Verdict(state, code, f"before the ranks: {said or f'ended with exit code {code}'}", None)
 
 
 def _judge_stopped(number: int, failed: list[RankEnd], crashed: list[RankEnd]) -> Verdict:

@@ -98,8 +98,8 @@ def _run_stages(jobs: Mapping[str, Mapping[str, Any]], arguments: argparse.Names
     mirror = _mirror(paths, {**os.environ, **jobs[arguments.stage]["env"]})
     stages = chain.Chain(paths, jobs, submitted, node)
     signals = SignalQueue((*STOP_SIGNALS, signal.SIGCHLD))
+    code = 0
     for stage in stages.begin(submitted + restarts):
-        code = 0
         if stages.takes_part(stage):
             attempt = requeue.adopt(paths, stage, submitted, restarts)
             part = _part(cluster, jobs[stage]["num_nodes"])
@@ -108,8 +108,10 @@ def _run_stages(jobs: Mapping[str, Mapping[str, Any]], arguments: argparse.Names
             limit_s = LAST_WORDS_S if stages.is_last(stage) else None
             code = stages.wait_for(stage, signals, mirror.beat if mirror is not None else _nothing, limit_s)
         if code:
-            return code
-    return 0
+            break
+    if mirror is not None:
+        mirror.close()
+    return code
 
 
 def _find_place(jobs: Mapping[str, Mapping[str, Any]], arguments: argparse.Namespace, wait_s: float) -> ClusterEnv:
@@ -190,7 +192,8 @@ class _Node:
         self._tell(events.RUNNING, devices=self._job["devices"], process=processes.identity())
         if events.is_cancelled(self._paths, self._stage, self._attempt):  # while we started
             return self._conclude(Verdict(events.CANCELLED, WORKER_ERROR, "cancelled before it started", None))
-        missing = [name for name in self._job.get("env_from", ()) if name not in os.environ]
+        # A job that was submitted by hand has the placeholder of the record.
+        missing = [name for name in self._job.get("env_from", ()) if os.environ.get(name, f"<{name}>") == f"<{name}>"]
         if missing:
             reason = f"variables of launcher.env_from did not reach this node: {', '.join(missing)}"
             return self._conclude(Verdict(events.FAILED, USER_ERROR, reason, None))
@@ -217,9 +220,7 @@ class _Node:
         collector = Collector(self._paths, foreign, self._attempt, self._stage) if foreign is not None else None
         outcome = self._supervise(self._command(), records, self._rank_log(0), collector)
         verdict = judge(outcome)
-        if collector is not None:
-            collector.finish(verdict)
-        return outcome, verdict
+        return outcome, verdict if collector is None else collector.finish(verdict)
 
     def _supervise(
         self, argv: Sequence[str], records: Mapping[int, Path], shown: Path, collector: Collector | None = None

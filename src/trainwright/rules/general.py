@@ -119,6 +119,9 @@ def _shards_divide(case: Case) -> Iterator[tuple[str, str]]:
 
 def _vocabulary(case: Case) -> Iterator[tuple[str, str]]:
     data, entries = case.config.data, case.config.model.vocab_size  # the rows of padding are no tokens
+    is_tokenized_here = case.config.backend.kind == "native" and data.kind == "sft"
+    if is_tokenized_here and data.tokenizer.type == "huggingface" and data.tokenizer.name is None:
+        yield "data.tokenizer.name=null, but the records are tokenized with it", "give a directory or hub id"
     if data.tokenizer.vocab_size > entries:
         yield (
             f"data.tokenizer.vocab_size={data.tokenizer.vocab_size} is more than model.vocab_size={entries}",
@@ -315,7 +318,7 @@ RULES = (
     Rule(
         id="vocabulary",
         severity="error",
-        condition="tokenizer or data set hold tokens that the model's table does not",
+        condition="tokenizer or data set hold tokens that the model's table does not, or no tokenizer is named",
         source="an index beyond the embedding fails on CPU and reads foreign memory on a GPU",
         find=_vocabulary,
     ),

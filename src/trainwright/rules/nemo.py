@@ -9,15 +9,13 @@ import re
 from collections.abc import Callable, Iterator
 
 from trainwright.config import NemoBackend, RunConfig, VertexLauncher
-from trainwright.exp_manager import fixed_run_id, nemo_metric, run_name
+from trainwright.rules import nemo_saves
 from trainwright.rules.case import Case, Rule, Severity, is_below
 from trainwright.rules.vertex_machines import ACCELERATORS
 
 Found = Iterator[tuple[str, str]]
 
 _FP8 = 89  # compute capability * 10
-_SAVING = "exp_manager.checkpoint_callback_params"
-_RANK_FOLDERS = ("mp_rank_", "tp_rank_", "fsdp_shard_")
 
 
 def has_half_weights(config: RunConfig, backend: NemoBackend) -> bool:
@@ -97,117 +95,6 @@ def _index_mapping(case: Case, backend: NemoBackend) -> Found:
         )
     elif place is not None and folder is not None and "<site." not in place + folder and not is_below(place, folder):
         yield f"data.index_mapping_dir={place} is not below {folder}, which all nodes share", "choose one below it"
-
-
-def _template(case: Case, backend: NemoBackend) -> Found:
-    params = case.config.exp_manager.checkpoint_callback_params
-    template = params.name_template
-    formats = dict(re.findall(r"\{([^}:]*):?([^}]*)\}", template))
-    key = f"{_SAVING}.filename"
-    if not re.fullmatch(r"(\.[1-9]\d*f)?", formats.get("consumed_samples", "absent")):
-        yield (
-            f"{key}={template}: a resume reads consumed_samples in the name, as digits with a point, or begins "
-            "the data anew",
-            "put {consumed_samples} into it, as it is",
-        )
-    if template.endswith(("last", "end")):
-        yield f"{key}={template}: NeMo takes what ends so for its own newest or final checkpoint", "end it otherwise"
-    if not params.auto_insert_metric_name:
-        yield f"{_SAVING}.auto_insert_metric_name=false: a resume looks for consumed_samples= in names", "use true"
-
-
-def _places(case: Case) -> dict[str, str]:
-    """Return what makes up the path of a run's checkpoints, by key."""
-    config, manager = case.config, case.config.exp_manager
-    return {
-        "exp_manager.exp_dir": manager.explicit_log_dir or manager.exp_dir,
-        "exp_manager.name": run_name(config),
-        "run_id": fixed_run_id(config) or config.name,
-    }
-
-
-def _path(case: Case, backend: NemoBackend) -> Found:
-    """NeMo looks for consumed_samples= and for folders of ranks anywhere in a checkpoint's path."""
-    for key, text in _places(case).items():
-        for cut in (*_RANK_FOLDERS, "consumed_samples="):
-            if cut in text:
-                yield f"{key}: {text!r} holds {cut!r}, by which NeMo takes paths apart", f"choose {key} without it"
-
-
-def _own_resume(case: Case, backend: NemoBackend) -> Found:
-    """The worker tells NeMo what to resume from; NeMo alone ranks checkpoints by what it reads in their paths."""
-    manager = case.config.exp_manager
-    params, metric = manager.checkpoint_callback_params, nemo_metric(manager.checkpoint_callback_params.monitor)
-    alone = "NeMo started on this directory without trainwright fails to resume: "
-    if not manager.resume_if_exists or params.save_top_k == -1:
-        return
-    if params.save_top_k == 0:
-        yield f"{alone}{_SAVING}.save_top_k=0", "use save_top_k=1, or allow=[nemo-own-resume]"
-    for key, text in _places(case).items():
-        if metric in text:
-            yield f"{alone}it reads the value of {metric} in {key}={text}", f"choose {key} without it"
-    formats = dict(re.findall(r"\{([^}:]*):?([^}]*)\}", params.name_template))
-    if not re.fullmatch(r"(\.\d+f)?", formats.get(params.monitor, "absent")):
-        yield (
-            f"{alone}{_SAVING}.filename={params.name_template} has no {params.monitor}, or not as digits",
-            f"put {{{params.monitor}{'' if metric == 'step' else ':.2f'}}} into it",
-        )
-        return
-    template = params.name_template.replace("{name}", "")
-    names = re.sub(r"\{(\w+)[^}]*\}", lambda key: f"{nemo_metric(key.group(1))}=0", template)
-    if metric in names.partition(f"{metric}=0")[0]:
-        yield (
-            f"{alone}{_SAVING}.filename={params.name_template}, where it reads what follows the first {metric!r}",
-            f"put {{{params.monitor}}} first",
-        )
-
-
-def _saves(case: Case, backend: NemoBackend) -> Found:
-    params = case.config.exp_manager.checkpoint_callback_params
-    if not case.config.exp_manager.create_checkpoint_callback:
-        return
-    for key, value in (("dirpath", params.dirpath), ("filepath", params.filepath)):
-        if value is not None:
-            yield f"{_SAVING}.{key}={value}: resume and janitor look into the run's directory", f"use {key}=null"
-    if params.train_time_interval is not None:
-        yield (
-            f"{_SAVING}.train_time_interval: NeMo hands Lightning a text where it wants a time, and the run fails at "
-            "the second save",
-            "use null, and every_n_train_steps",
-        )
-    if params.async_save and backend.nemo_version == "2.7" and case.config.exp_manager.ema.enable:
-        yield f"{_SAVING}.async_save=true with exp_manager.ema.enable=true, which NeMo refuses", "use one of them"
-    parts = case.config.parallelism.model_dump(exclude={"strategy", "sequence_parallel", "kv_replicator"})
-    if params.always_save_nemo and max(parts.values()) > 1:
-        yield f"{_SAVING}.always_save_nemo=true is not for models in parts: {parts}", "use always_save_nemo=false"
-
-
-def _rarely_saves(case: Case, backend: NemoBackend) -> Found:
-    config = case.config
-    params = config.exp_manager.checkpoint_callback_params
-    if not config.exp_manager.create_checkpoint_callback:
-        yield "exp_manager.create_checkpoint_callback=false: a run that is cut short begins again", "use true"
-    elif config.trainer.limit_val_batches == 0 and params.every_n_train_steps is None:
-        yield (
-            "trainer.limit_val_batches=0: NeMo saves after validations, so only at the end, at step "
-            f"{config.trainer.max_steps}",
-            f"use {_SAVING}.every_n_train_steps, with monitor=step and mode=max",
-        )
-    elif params.monitor == "val_loss" and params.every_n_train_steps is not None:
-        between = config.trainer.val_check_interval
-        if params.every_n_train_steps % between:
-            yield (
-                f"{_SAVING}.every_n_train_steps={params.every_n_train_steps} is no multiple of "
-                f"trainer.val_check_interval={between}: checkpoints bear the val_loss of an earlier step, or none",
-                f"use a multiple of {between}, or monitor=step and mode=max",
-            )
-    if not params.save_last and config.exp_manager.create_checkpoint_callback:
-        yield (
-            f"{_SAVING}.save_last=false: a resume goes back to the newest of the best checkpoints, however old",
-            "use true",
-        )
-    if params.monitor == "step" and params.mode == "min":
-        yield f"{_SAVING}.monitor=step with mode=min keeps the oldest", f"use {_SAVING}.mode=max"
 
 
 def _validation(case: Case, backend: NemoBackend) -> Found:
@@ -320,39 +207,9 @@ def _warm_up(case: Case, backend: NemoBackend) -> Found:
         )
 
 
-def _ema(case: Case, backend: NemoBackend) -> Found:
-    if case.config.exp_manager.ema.enable:
-        yield (
-            "exp_manager.ema.enable=true: NeMo looks for an -EMA file beside checkpoints that are directories, and "
-            "cannot resume",
-            "use false",
-        )
-
-
-def _max_time(case: Case, backend: NemoBackend) -> Found:
-    if backend.max_time is not None and case.config.exp_manager.max_time_per_run is not None:
-        yield (
-            f"backend.max_time={backend.max_time} s is put aside by "
-            f"exp_manager.max_time_per_run={case.config.exp_manager.max_time_per_run} s",
-            "leave one out",
-        )
-
-
 def _seed(case: Case, backend: NemoBackend) -> Found:
     if case.config.seed == 0:
         yield "seed=0: Megatron wants more than 0", "use another, such as seed=1234"
-
-
-def _files_to_copy(case: Case, backend: NemoBackend) -> Found:
-    launcher, shared = case.config.launcher, case.config.site.slurm.shared_dir
-    folder = {"vertex": getattr(launcher, "bucket_mount", None), "slurm": shared}.get(launcher.kind)
-    for path in case.config.exp_manager.files_to_copy or ():
-        if folder is not None and "<site." not in folder and not is_below(path, folder):
-            yield (
-                f"exp_manager.files_to_copy: {path} is not below {folder}, and NeMo copies on a node, where it fails "
-                "while the others wait",
-                "put it there, or leave it out: the run's record holds the config",
-            )
 
 
 def _idle(case: Case, backend: NemoBackend) -> Found:
@@ -448,19 +305,19 @@ RULES: tuple[Rule, ...] = (
         "nemo-filename",
         "a checkpoint's name does not tell what NeMo reads in it when it resumes",
         "NeMo megatron_base_model.py, _extract_consumed_samples_from_ckpt; exp_manager.py, check_resume",
-        _template,
+        nemo_saves.filename,
     ),
     _rule(
         "nemo-path",
         "a path holds what NeMo looks for in the names of checkpoints",
         "NeMo megatron_base_model.py, _extract_consumed_samples_from_ckpt; uninject_model_parallel_rank",
-        _path,
+        nemo_saves.path,
     ),
     _rule(
         "nemo-saves",
         "NeMo or Lightning fails at how the run should save, or cannot resume from it",
         "NeMo utils/exp_manager.py, check_resume; NeMoModelCheckpoint; Lightning ModelCheckpoint",
-        _saves,
+        nemo_saves.saves,
     ),
     _rule(
         "nemo-validation",
@@ -493,14 +350,17 @@ RULES: tuple[Rule, ...] = (
         _schedule,
     ),
     _rule(
-        "nemo-ema", "exp_manager.ema with which NeMo cannot resume", "NeMo collections/common/callbacks/ema.py", _ema
+        "nemo-ema",
+        "exp_manager.ema with which NeMo cannot resume",
+        "NeMo collections/common/callbacks/ema.py",
+        nemo_saves.ema,
     ),
     _rule("nemo-seed", "seed is 0", "NeMo megatron_init.py, _set_random_seed", _seed),
     _rule(
         "nemo-files",
         "a file of exp_manager.files_to_copy that nodes do not see",
         "NeMo utils/exp_manager.py: rank 0 copies when it starts",
-        _files_to_copy,
+        nemo_saves.files_to_copy,
     ),
     _rule(
         "nemo-profile",
@@ -525,14 +385,14 @@ RULES: tuple[Rule, ...] = (
         "nemo-rarely-saves",
         "a run that is cut short loses much, or keeps other checkpoints than the best",
         "Lightning ModelCheckpoint: with every_n_epochs=1 it saves after validations",
-        _rarely_saves,
+        nemo_saves.rarely_saves,
         severity="warning",
     ),
     _rule(
         "nemo-own-resume",
         "NeMo by itself could not resume in the run's directory; the worker does not ask it to",
         "NeMo NeMoModelCheckpoint, nemo_topk_check_previous_run",
-        _own_resume,
+        nemo_saves.own_resume,
         severity="warning",
     ),
     _rule(
@@ -546,7 +406,7 @@ RULES: tuple[Rule, ...] = (
         "nemo-max-time",
         "two limits of time, of which NeMo keeps one",
         "NeMo utils/exp_manager.py, StatelessTimer",
-        _max_time,
+        nemo_saves.max_time,
         severity="warning",
     ),
     _rule(

@@ -85,6 +85,12 @@ RULES = (
         nxdt_model.source,
     ),
     _rule(
+        "nxdt-other-run",
+        "the run shall begin with a checkpoint of another one",
+        "NxDT nlp_overrides.py, restore_loops and restore_optimizers_and_schedulers; training_orchestrator.py, COMPILE",
+        nxdt_run.other_run,
+    ),
+    _rule(
         "nxdt-precision",
         "a precision that Trainium or NxDT does not have, or that loses its master weights",
         "NxDT training_orchestrator.py, process_config; base.py, _initialize_nxd_config",
@@ -107,6 +113,12 @@ RULES = (
         "the run saves nothing, or Lightning refuses how it should save",
         "Lightning ModelCheckpoint; NxDT utils/exp_manager.py, NeMoModelCheckpoint",
         nxdt_run.saves,
+    ),
+    _rule(
+        "nxdt-ranking",
+        "NeMo cannot read the value of the monitor in the paths of checkpoints, so that a restart fails",
+        "NeMo nemo_model_checkpoint.py, nemo_topk_check_previous_run, which NxDT calls on each start",
+        nxdt_run.ranking,
     ),
     _rule(
         "nxdt-recompute",

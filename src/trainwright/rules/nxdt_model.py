@@ -95,7 +95,8 @@ def name(case: Case, backend: NxdtBackend) -> Found:
 
 
 def data(case: Case, backend: NxdtBackend) -> Found:
-    data = case.config.data
+    data, source = case.config.data, case.config.model.source
+    tokenizer = data.tokenizer.name
     if data.kind != "sft":
         yield f"data={data.name} is data.kind={data.kind}; the NxDT recipe tunes on instructions", "use data=tanuki_sft"
     for key, path in (("data.train_path", data.train_path), ("data.val_path", data.val_path)):
@@ -103,6 +104,12 @@ def data(case: Case, backend: NxdtBackend) -> Found:
             yield f"{key}={path}: NxDT goes by the name and reads .jsonl and .json only", "rename the file"
     if data.tokenizer.type != "huggingface":
         yield f"data.tokenizer.type={data.tokenizer.type}: NxDT reads Hugging Face's only", "use huggingface"
+    elif tokenizer is not None and tokenizer != source and not tokenizer.startswith(("/", "<site.")):
+        yield (
+            f"data.tokenizer.name={tokenizer} is neither model.source={source} nor a path: each rank would ask the hub "
+            "for it, and its tokens may be others",
+            "use null for the one that is fetched with the model, or a path that all nodes see",
+        )
 
 
 def dev_samples(case: Case, backend: NxdtBackend) -> Found:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from trainwright.config import NxdtBackend
-from trainwright.exp_manager import fixed_run_id, run_name
+from trainwright.exp_manager import fixed_run_id, nemo_metric, run_name
 from trainwright.rules.case import Case, is_below
 
 # Variables that would beat the YAML, since NxDT's orchestrator fills only those that are unset and appends to the
@@ -41,6 +41,7 @@ def paths(case: Case, backend: NxdtBackend) -> Found:
         "exp_manager.name": run_name(config),
         "run_id": fixed_run_id(config) or config.name,
         "exp_manager.checkpoint_callback_params.filename": re.sub(r"\{(\w+)[^}]*\}", r"\1=0", filename),
+        "exp_manager.resume_from_checkpoint": manager.resume_from_checkpoint or "",
         "backend.pretrained_dir": backend.pretrained_dir,
     }
     for key, text in places.items():
@@ -51,6 +52,48 @@ def paths(case: Case, backend: NxdtBackend) -> Found:
                     f"choose {key} without it"
                     + (", such as {name}--{step}-{consumed_samples}" if "{" in filename else ""),
                 )
+
+
+def ranking(case: Case, backend: NxdtBackend) -> Found:
+    """On a restart NeMo reads the number behind the monitor's name, where that first stands in a whole path."""
+    config, manager = case.config, case.config.exp_manager
+    params, prefix = manager.checkpoint_callback_params, "exp_manager.checkpoint_callback_params"
+    metric = nemo_metric(params.monitor)
+    if not manager.resume_if_exists or not manager.create_checkpoint_callback or params.save_top_k == -1:
+        return
+    places = {
+        "exp_manager.exp_dir": manager.explicit_log_dir or manager.exp_dir,
+        "exp_manager.name": run_name(config),
+        "run_id": fixed_run_id(config) or config.name,
+    }
+    for key, text in places.items():
+        if metric in text:
+            yield (
+                f"{key}={text} holds {metric!r}, the name of {prefix}.monitor, behind which NeMo wants a number on a "
+                "restart: each would fail",
+                f"choose {key} without it",
+            )
+    formats = dict(re.findall(r"\{(\w+):?([^}]*)\}", params.name_template))
+    template = params.name_template.replace("{name}", "")
+    written = re.sub(r"\{(\w+)[^}]*\}", lambda found: f"{nemo_metric(found[1])}=1", template) + ".ckpt"
+    _, is_there, rest = written.partition(metric)
+    number = re.split("[A-z]", rest[1:])[0][:-1]  # NeMo's own way: up to one character before the next letter
+    if is_there and (number != "1" or not re.fullmatch(r"(\.\d+f)?", formats.get(params.monitor, ""))):
+        yield (
+            f"{prefix}.filename={params.name_template}: what follows the first {metric!r} is no plain number up to one "
+            "character before the next letter, as NeMo reads it on a restart: each would fail",
+            "use {name}--{step}-{consumed_samples}, or put the monitor first and one character behind it",
+        )
+
+
+def other_run(case: Case, backend: NxdtBackend) -> Found:
+    path = case.config.exp_manager.resume_from_checkpoint
+    if path is not None:
+        yield (
+            f"exp_manager.resume_from_checkpoint={path}: NxDT counts on from the step of another run's checkpoint, "
+            "with a new optimizer, and the ten steps of the stage compile would be over before they made a graph",
+            "go on with that run by run_id=ID, or begin with its weights: model.source=RUN_DIR/export/step=N",
+        )
 
 
 def saves(case: Case, backend: NxdtBackend) -> Found:
@@ -140,6 +183,7 @@ def environment(case: Case, backend: NxdtBackend) -> Found:
     config = case.config
     given = {
         "hardware.env": config.hardware.env,
+        "hardware.network_env": config.hardware.network_env,
         "launcher.env": config.launcher.env,
         "launcher.env_from": config.launcher.env_from,
     }
@@ -160,6 +204,7 @@ def shared_dir(case: Case, backend: NxdtBackend) -> Found:
         "backend.pretrained_dir": backend.pretrained_dir,
         "data.train_path": config.data.train_path or shared,
         "data.val_path": config.data.val_path or shared,
+        "exp_manager.resume_from_checkpoint": config.exp_manager.resume_from_checkpoint or shared,
     }
     for key, path in places.items():
         if config.launcher.kind == "slurm" and "<site." not in path + shared and not is_below(path, shared):

@@ -117,6 +117,11 @@ def _bucket(case: Case) -> Iterator[tuple[str, str]]:
             "with the nodes",
             f"use exp_manager.exp_dir={launcher.bucket_mount}/BUCKET/experiments",
         )
+    if launcher is not None and launcher.scratch_dir is None:
+        yield (
+            "launcher.scratch_dir=null: files that grow would be sent to the bucket whole with each line, or lost",
+            "use launcher.scratch_dir=/tmp/trainwright, or allow=[vertex-bucket] if that is no bucket",
+        )
 
 
 def _bucket_problems(case: Case) -> Iterator[tuple[str, str]]:
@@ -127,7 +132,7 @@ def _environment(case: Case) -> Iterator[tuple[str, str]]:
     launcher = _vertex(case)
     if launcher is None:
         return
-    env = {**case.config.hardware.env, **launcher.env}
+    env = {**case.config.hardware.rank_env, **launcher.env}
     odd = [name for name in env if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)]
     if odd:
         yield f"launcher.env: {odd[0]!r} is no name that Vertex AI takes", "use letters, digits and _ only"
@@ -200,6 +205,11 @@ def _strategy_doubts(case: Case) -> Iterator[tuple[str, str]]:
         return
     if launcher.max_wait_s is not None and launcher.strategy != "FLEX_START":
         yield f"launcher.max_wait_s={launcher.max_wait_s} counts with launcher.strategy=FLEX_START only", "leave it out"
+    if launcher.tensorboard is not None and isinstance(case.config.backend, NemoBackend):
+        yield (
+            "launcher.tensorboard shows RUN_DIR/logs, where NeMo writes no curves",
+            "set it to null; trainwright tensorboard --upload brings them there",
+        )
     if launcher.strategy == "SPOT" and launcher.disable_retries:
         yield (
             "launcher.strategy=SPOT with disable_retries=true: the first machine taken away ends the run",
@@ -247,7 +257,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="vertex-bucket",
         severity="error",
-        condition="the runs of launcher=vertex lie where only a node's own disk is",
+        condition="the runs of launcher=vertex lie where only a node's own disk is, or append to files in a bucket",
         source="Vertex AI mounts buckets below /gcs",
         find=_bucket,
     ),
@@ -289,7 +299,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="vertex-strategy-doubt",
         severity="warning",
-        condition="a key that does nothing with this strategy, or a job that cannot go on after a restart",
+        condition="a key that does nothing with this strategy or backend, or a job that cannot go on after a restart",
         source="custom_job.proto: Scheduling",
         find=_strategy_doubts,
     ),

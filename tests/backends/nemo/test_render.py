@@ -428,13 +428,32 @@ A3 = {
 }
 
 
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), {}),
+        (
+            ("backend.max_time=3600", "exp_manager.create_early_stopping_callback=true"),
+            {"max_time": 3600, "early_stopping": None},
+        ),
+        (("backend.max_time=3600", "exp_manager.max_time_per_run=60"), {"max_time_per_run": 60}),
+    ],
+)
+def test_nodes_know_why_nemo_may_end_before_its_last_step(
+    overrides: tuple[str, ...], expected: dict[str, float | None], parsed: Parsed
+) -> None:
+    config = parsed(*ARTICLE, "backend.max_time=null", *overrides)
+    assert json.loads(job_of(config).files["nemo/settings.json"])["early_ends"] == expected
+
+
 @pytest.mark.parametrize("backend", ["native", "nemo"])
 def test_an_h100_brings_its_network_settings_to_every_backend(backend: str, parsed: Parsed) -> None:
-    config = parsed("hardware=h100", f"backend={backend}", *SITE)
-    (job,) = RENDERERS[backend](config, make_plan(config), run_id="r1", run_dir="/gcs/b/r1", attempt=1)
-    assert {name: job.env.get(name) for name in A3} == A3
     few = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_DEBUG", "OMP_NUM_THREADS"}
-    assert set(parsed("hardware=t4").hardware.env) == few
+    for num_nodes, expected in ((2, set(A3)), (1, few & set(A3))):  # inside of a machine they would slow NVLink down
+        config = parsed("hardware=h100", f"hardware.num_nodes={num_nodes}", f"backend={backend}", *SITE)
+        (job,) = RENDERERS[backend](config, make_plan(config), run_id="r1", run_dir="/gcs/b/r1", attempt=1)
+        assert {name: job.env[name] for name in job.env if name in A3} == {name: A3[name] for name in expected}
+    assert set(parsed("hardware=t4").hardware.rank_env) == few
 
 
 def test_lightning_is_told_of_torchrun_where_it_would_see_slurm(parsed: Parsed) -> None:

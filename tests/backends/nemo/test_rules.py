@@ -97,7 +97,7 @@ ROWS: list[tuple[str, Changes, str, Changes]] = [
     (
         "nemo-filename",
         {f"{SAVING}.filename": "{val_loss:.2f}-{step}-{consumed_samples}-last"},
-        "takes what ends so",
+        "is taken for a newest",
         {f"{SAVING}.filename": "last-{val_loss:.2f}-{step}-{consumed_samples}"},
     ),
     ("nemo-filename", {f"{SAVING}.auto_insert_metric_name": False}, "looks for consumed_samples= in names", {}),

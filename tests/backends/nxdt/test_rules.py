@@ -43,6 +43,12 @@ ROWS: list[tuple[str, Changes, str, Changes]] = [
         "backend.pretrained_dir",
         {"backend.model_dir": "/fsx/a-v0.1"},
     ),
+    (
+        "nxdt-path",
+        {"exp_manager.resume_from_checkpoint": "/fsx/a-v0.1/x.ckpt"},
+        "exp_manager.resume_from_checkpoint: '/fsx/a-v0.1/x.ckpt'",
+        {"exp_manager.resume_from_checkpoint": "/fsx/a/x.ckpt"},
+    ),
     ("nxdt-path", {"exp_manager.exp_dir": "/fsx/tp_rank"}, "holds 'tp_rank'", {"exp_manager.exp_dir": "/fsx/tp-rank"}),
     (
         "nxdt-heads",
@@ -77,8 +83,26 @@ ROWS: list[tuple[str, Changes, str, Changes]] = [
         {"data.train_path": "/fsx/a.JSON"},
     ),
     ("nxdt-data", {"data.tokenizer.type": "gpt2_bpe"}, "use huggingface", {}),
+    (
+        "nxdt-data",
+        {"data.tokenizer.name": "someone/else"},
+        "each rank would ask the hub for it",
+        {"data.tokenizer.name": "/fsx/tokenizer"},
+    ),
+    (
+        "nxdt-data",
+        {"model.source": "someone/else"},
+        "is neither model.source=someone/else",
+        {"data.tokenizer.name": None},
+    ),
     ("nxdt-data", {"data.kind": "gpt", "data.text": "shakespeare"}, "use data=tanuki_sft", {}),
     ("nxdt-source", {"model.source": None}, "model.source=null", {"model.source": "/fsx/models/mine"}),
+    (
+        "nxdt-other-run",
+        {"exp_manager.resume_from_checkpoint": "/fsx/x.ckpt"},
+        "counts on from the step of another run's checkpoint",
+        {"backend.pretrained_dir": "/fsx/x"},
+    ),
     ("nxdt-precision", {"trainer.precision": "16-mixed"}, "use bf16-mixed", {"trainer.precision": "32-true"}),
     (
         "nxdt-precision",
@@ -122,6 +146,25 @@ ROWS: list[tuple[str, Changes, str, Changes]] = [
         {f"{CALLBACK}.monitor": "train_loss"},
     ),
     ("nxdt-saves", {f"{CALLBACK}.mode": "min"}, "keeps the oldest", {f"{CALLBACK}.mode": "max"}),
+    ("nxdt-ranking", {"exp_manager.name": "a_step"}, "exp_manager.name=a_step holds 'step'", {"exp_manager.name": "a"}),
+    (
+        "nxdt-ranking",
+        {"exp_manager.exp_dir": "/fsx/steps"},
+        "behind which NeMo wants a number on a restart",
+        {"exp_manager.exp_dir": "/fsx/steps", f"{CALLBACK}.save_top_k": -1},
+    ),
+    (
+        "nxdt-ranking",
+        {f"{CALLBACK}.filename": "{name}--{step}--{consumed_samples}"},
+        "no plain number",
+        {f"{CALLBACK}.filename": "{name}_{step}"},
+    ),
+    (
+        "nxdt-ranking",
+        {f"{CALLBACK}.monitor": "train_loss", f"{CALLBACK}.filename": "{step}-{train_loss:.1e}"},
+        "what follows the first 'reduced_train_loss'",
+        {f"{CALLBACK}.monitor": "train_loss", f"{CALLBACK}.filename": "{step}-{train_loss:.2f}"},
+    ),
     ("nxdt-last-steps", {"trainer.max_steps": 120}, "the last 20 steps are lost", {"trainer.max_steps": 150}),
     ("nxdt-async", {f"{CALLBACK}.async_save": True}, "counts as incomplete until the next save", {}),
     (
@@ -164,6 +207,12 @@ ROWS: list[tuple[str, Changes, str, Changes]] = [
     ("nxdt-env", {"launcher.env_from": ["COMPILE"]}, "launcher.env_from: COMPILE", {"launcher.env_from": ["HF_TOKEN"]}),
     ("nxdt-ema", {"exp_manager.ema.enable": True}, "and fails", {"exp_manager.ema.decay": 0.9}),
     ("nxdt-shared-dir", {"backend.model_dir": "/home/me/m"}, "is not below site.slurm.shared_dir=/fsx", {}),
+    (
+        "nxdt-shared-dir",
+        {"exp_manager.resume_from_checkpoint": "/home/me/x.ckpt"},
+        "exp_manager.resume_from_checkpoint=/home/me/x.ckpt is not below",
+        {"exp_manager.resume_from_checkpoint": "/fsx/x.ckpt"},
+    ),
     ("nxdt-dev-samples", {"backend.dev_choose_samples": 10}, "IndexError", {}),
     (
         "nxdt-sft",

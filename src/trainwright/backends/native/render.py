@@ -19,7 +19,7 @@ def render(config: RunConfig, plan: Plan, *, run_id: str, run_dir: str, attempt:
         launch="torchrun",
         command=("-m", "trainwright.backends.native.train", run_dir, "--attempt", "{attempt}"),
         python=launcher.python or sys.executable,
-        env={**config.hardware.env, **launcher.env},
+        env={**config.hardware.rank_env, **launcher.env},
         num_nodes=config.hardware.num_nodes,
         devices=config.hardware.devices,
         image=image_of(config),

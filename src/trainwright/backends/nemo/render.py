@@ -55,7 +55,7 @@ def _environment(config: RunConfig) -> dict[str, str]:
     own = {"HYDRA_FULL_ERROR": "1"}  # NeMo's own errors with their traceback
     if sizes.tensor_model_parallel_size > 1 or sizes.context_parallel_size > 1:
         own["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # one queue, so that communication starts before what it overlaps with
-    return {**own, **config.hardware.env, **config.launcher.env}
+    return {**own, **config.hardware.rank_env, **config.launcher.env}
 
 
 def _settings(config: RunConfig, plan: Plan, python: str) -> dict[str, Any]:
@@ -80,8 +80,21 @@ def _settings(config: RunConfig, plan: Plan, python: str) -> dict[str, Any]:
             config.parallelism.tensor_model_parallel_size,
             config.parallelism.pipeline_model_parallel_size,
         ],
+        "early_ends": _early_ends(config),
         "results": results_constants(config, plan),
     }
+
+
+def _early_ends(config: RunConfig) -> dict[str, float | None]:
+    """Return why NeMo may end with exit code 0 before trainer.max_steps, as results name it: limits in seconds."""
+    manager = config.exp_manager
+    limits = {"max_time_per_run": manager.max_time_per_run, "max_time": backend_of(config).max_time}
+    ends: dict[str, float | None] = {name: limit for name, limit in limits.items() if limit is not None}
+    if len(ends) > 1:
+        del ends["max_time"]  # NeMo puts it aside
+    if manager.create_early_stopping_callback:
+        ends["early_stopping"] = None
+    return ends
 
 
 def _bucket_url(config: RunConfig, path: str) -> str | None:

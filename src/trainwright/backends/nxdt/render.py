@@ -40,7 +40,7 @@ def render(config: RunConfig, plan: Plan, *, run_id: str, run_dir: str, attempt:
         attempt=attempt,
         launch="plain",
         python=python,
-        env={**hardware.env, **launcher.env},
+        env={**hardware.rank_env, **launcher.env},
         image=None,
         time_limit_s=None if launcher.kind == "local" else launcher.time,
         grace_s=launcher.grace_s,
@@ -79,7 +79,7 @@ def cache_key_of(config: RunConfig, plan: Plan) -> dict[str, Any]:
         "activations_checkpoint_recompute", "log_parameter_norm", "log_gradient_norm", "bucket_size_collectives",
         "neuron_experimental_compress_rg",
     }  # fmt: skip
-    environment = {**hardware.env, **config.launcher.env}
+    environment = {**hardware.rank_env, **config.launcher.env}
     return {
         "machine": {"generation": hardware.neuron_generation, "lnc": hardware.lnc},
         "world": {"num_nodes": hardware.num_nodes, "devices": hardware.devices},

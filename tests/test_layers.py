@@ -17,6 +17,8 @@ LAYERS = (
     (
         "config_problems",
         "config_types",
+        "config_backend",
+        "config_launcher",
         "config_exp_manager",
         "config",
         "job",

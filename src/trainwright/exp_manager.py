@@ -5,7 +5,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from trainwright.config import BackendKind, NemoBackend, RunConfig
+from trainwright.config import RunConfig
+from trainwright.config_backend import BackendKind, NemoBackend
 from trainwright.config_exp_manager import LIGHTNING_WRITER_KEYS
 
 # Keys without effect on a backend, with NeMo's default: only another value is worth a word.

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from importlib.metadata import requires, version
 from pathlib import Path
 
-from trainwright.config import NativeBackend, NemoBackend, RunConfig
+from trainwright.config import RunConfig
+from trainwright.config_backend import NativeBackend, NemoBackend
 from trainwright.errors import UserError
 from trainwright.places import CONSTRAINTS
 

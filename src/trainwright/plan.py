@@ -5,7 +5,8 @@ Making a plan never fails: where sizes do not divide it rounds down, and preflig
 
 from dataclasses import dataclass
 
-from trainwright.config import BackendKind, Model, NemoBackend, Precision, RunConfig
+from trainwright.config import Model, Precision, RunConfig
+from trainwright.config_backend import BackendKind, NemoBackend
 
 GIB = 2**30
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from trainwright import storage
 from trainwright.code_state import CodeState
-from trainwright.config import NxdtBackend, RunConfig
+from trainwright.config import RunConfig
+from trainwright.config_backend import NxdtBackend
 from trainwright.dataset.hf_tokenizer import is_path
 from trainwright.dataset.index_header import HEADER, num_sequences
 from trainwright.errors import UserError

@@ -17,7 +17,8 @@ from hydra import compose, initialize_config_dir
 from hydra_plugins.trainwright_launcher import _vertex_spec as made
 from hydra_plugins.trainwright_launcher._vertex_client import refuse_invalid
 
-from trainwright.config import RunConfig, VertexLauncher
+from trainwright.config import RunConfig
+from trainwright.config_launcher import VertexLauncher
 from trainwright.errors import UserError
 from trainwright.job import JobSpec
 from trainwright.places import CONF

@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainwright.config import LocalLauncher, RunConfig
+from trainwright.config import RunConfig
+from trainwright.config_launcher import LocalLauncher
 from trainwright.errors import UserError
 from trainwright.job import JobSpec
 from trainwright.node import events, processes

@@ -15,7 +15,8 @@ from hydra_plugins.trainwright_launcher._following import FORGOTTEN, follow
 from hydra_plugins.trainwright_launcher._slurm_reasons import in_words
 
 from trainwright import report
-from trainwright.config import RunConfig, SlurmLauncher
+from trainwright.config import RunConfig
+from trainwright.config_launcher import SlurmLauncher
 from trainwright.exp_manager import fixed_run_id
 from trainwright.job import JobSpec
 from trainwright.node import events

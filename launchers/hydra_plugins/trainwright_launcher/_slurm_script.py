@@ -7,7 +7,8 @@ from pathlib import Path
 
 import jinja2
 
-from trainwright.config import RunConfig, SlurmLauncher
+from trainwright.config import RunConfig
+from trainwright.config_launcher import SlurmLauncher
 from trainwright.job import JobSpec
 from trainwright.node.run_paths import RunPaths
 

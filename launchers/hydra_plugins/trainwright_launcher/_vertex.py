@@ -20,7 +20,8 @@ from hydra_plugins.trainwright_launcher._vertex_states import job_state
 from hydra_plugins.trainwright_launcher._vertex_tensorboard import VertexTensorBoards
 
 from trainwright import report
-from trainwright.config import RunConfig, VertexLauncher
+from trainwright.config import RunConfig
+from trainwright.config_launcher import VertexLauncher
 from trainwright.exp_manager import fixed_run_id
 from trainwright.job import JobSpec
 from trainwright.node import events

@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from trainwright.config import Hardware, RunConfig, VertexLauncher
+from trainwright.config import Hardware, RunConfig
+from trainwright.config_launcher import VertexLauncher
 from trainwright.job import JobSpec
 from trainwright.node.run_paths import RunPaths
 

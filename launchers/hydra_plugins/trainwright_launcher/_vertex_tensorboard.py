@@ -13,7 +13,7 @@ from typing import Any
 from hydra_plugins.trainwright_launcher._vertex_client import ServiceClient, patiently
 from hydra_plugins.trainwright_launcher._vertex_errors import OverError, TakenError, VertexError
 
-from trainwright.config import VertexLauncher
+from trainwright.config_launcher import VertexLauncher
 from trainwright.node.tfevents import Point
 from trainwright.tensorboard_service import Curves, Uploaded
 

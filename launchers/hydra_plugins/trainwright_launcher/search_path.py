@@ -40,8 +40,8 @@ class TrainwrightSearchPath(SearchPathPlugin):
         for element in search_path.get_path():
             if element.provider == "main" and element.path in (str(CONF), f"file://{CONF}"):
                 from trainwright.config import (
-                    register_resolvers,
-                )  # every Hydra application pays for this module's imports
+                    register_resolvers,  # every Hydra application pays for this module's imports
+                )
 
                 register_resolvers()
                 element.path = f"{TrainwrightConfigSource.scheme()}://{CONF}"

@@ -8,7 +8,9 @@ Sources: NeMo 1.23.0, megatron-core 0.5.0, pytorch-lightning 2.0.7.
 import re
 from collections.abc import Callable, Iterator
 
-from trainwright.config import NemoBackend, RunConfig, VertexLauncher
+from trainwright.config import RunConfig
+from trainwright.config_backend import NemoBackend
+from trainwright.config_launcher import VertexLauncher
 from trainwright.rules import nemo_saves
 from trainwright.rules.case import Case, Rule, Severity, is_below
 from trainwright.rules.vertex_machines import ACCELERATORS

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from trainwright.config import NemoBackend
+from trainwright.config_backend import NemoBackend
 from trainwright.exp_manager import fixed_run_id, nemo_metric, run_name
 from trainwright.rules.case import Case, is_below
 

@@ -6,7 +6,7 @@ no config triggers, and what becomes of those: docs/compared.md.
 
 from collections.abc import Callable, Iterator
 
-from trainwright.config import NxdtBackend
+from trainwright.config_backend import NxdtBackend
 from trainwright.rules import nxdt_model, nxdt_run
 from trainwright.rules.case import Case, Rule, Severity
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from trainwright.config import NxdtBackend
+from trainwright.config_backend import NxdtBackend
 from trainwright.rules.case import Case
 
 _DEVICES = (1, 2, 8, 32, 64, 128)

@@ -7,7 +7,8 @@ import difflib
 import re
 from collections.abc import Iterator
 
-from trainwright.config import NemoBackend, VertexLauncher
+from trainwright.config_backend import NemoBackend
+from trainwright.config_launcher import VertexLauncher
 from trainwright.rules.case import Case, Rule, is_below
 from trainwright.rules.vertex_machines import (
     ACCELERATORS,

@@ -17,7 +17,8 @@ from trainwright.backends.nemo.constants import (
     TOKENIZERS,
 )
 from trainwright.backends.rendered_yaml import nested
-from trainwright.config import NemoBackend, RunConfig
+from trainwright.config import RunConfig
+from trainwright.config_backend import NemoBackend
 from trainwright.exp_manager import lightning_clock, nemo_block, run_name
 from trainwright.rules.nemo import has_half_weights
 

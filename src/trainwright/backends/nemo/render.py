@@ -7,7 +7,8 @@ from typing import Any
 from trainwright.backends.foreign import results_constants
 from trainwright.backends.nemo.document import backend_of, checkpoint_template, copied_data, document
 from trainwright.backends.rendered_yaml import to_yaml
-from trainwright.config import RunConfig, VertexLauncher
+from trainwright.config import RunConfig
+from trainwright.config_launcher import VertexLauncher
 from trainwright.exp_manager import nemo_metric
 from trainwright.image import image_of
 from trainwright.job import JobSpec

@@ -16,7 +16,8 @@ from trainwright.backends.nxdt.constants import (
     STOCHASTIC_PRECISION,
 )
 from trainwright.backends.rendered_yaml import nested
-from trainwright.config import NxdtBackend, RunConfig
+from trainwright.config import RunConfig
+from trainwright.config_backend import NxdtBackend
 from trainwright.exp_manager import nemo_block, run_name
 from trainwright.plan import Plan
 

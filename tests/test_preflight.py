@@ -342,7 +342,7 @@ def test_look_finds_missing_files_of_a_local_run(parsed: Parsed, tmp_path: Path)
     facts = look(gone, **BUILT)  # type: ignore[arg-type]
     assert facts.missing_files == {"data.text": f"{tmp_path}/gone.txt"}
     assert facts.free_bytes
-    assert look(parsed("hardware=t4"), **BUILT).free_bytes is None  # type: ignore[arg-type]
+    assert look(parsed("hardware=t4", "dry_run=true"), **BUILT).free_bytes is None  # type: ignore[arg-type]
 
 
 def test_look_sees_what_slurms_nodes_see_only_below_the_shared_directory(parsed: Parsed, tmp_path: Path) -> None:

@@ -73,6 +73,14 @@ class Cluster:
         lines = self.ask("squeue", "--all", "--states=all", "--noheader", "--format=%i %k").splitlines()
         return sorted((line.split()[0] for line in lines if f":{run_id}:" in line), key=int)
 
+    def lose(self, node: str) -> None:
+        """Have Slurm give a node up and take it back at once."""
+        self.ask("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+        resume = ("scontrol", "update", f"nodename={node}", "state=resume")
+        asked = subprocess.run(resume, capture_output=True, text=True, env=self._environment())
+        # With ReturnToService=2 the node may have come back by itself meanwhile: then there is nothing to resume.
+        assert asked.returncode == 0 or "Invalid node state" in asked.stderr, asked.stderr
+
     def start_controller(self) -> None:
         self._start("slurmctld", "slurmctld", "-D", "-f", str(self.config))
 

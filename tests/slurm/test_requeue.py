@@ -55,8 +55,7 @@ def test_a_node_that_goes_down_starts_the_next_attempt_elsewhere(runs: Runs, slu
     record = runs.start((code,), num_nodes=2, overrides=('launcher.exclude="n[3-4]"', "launcher.cpus_per_task=2"))
     await_log(record, "attempt 1", rank=0)
     await_log(record, "attempt 1", rank=1)
-    slurm.ask("scontrol", "update", "nodename=n2", "state=down", "reason=test")
-    slurm.ask("scontrol", "update", "nodename=n2", "state=resume")
+    slurm.lose("n2")
     await_state(record, "SUCCEEDED")
     assert [log(record, attempt=2, rank=rank) for rank in (0, 1)] == ["attempt 2\n"] * 2
     assert log(record) == "attempt 1\n"
@@ -68,8 +67,7 @@ def test_a_node_that_goes_down_too_often_ends_the_run_as_a_timeout(runs: Runs, s
     record = runs.start(("import signal; print('up', flush=True); signal.pause()",), overrides=only_n2)
     for attempt in (1, 2):
         await_log(record, "up", attempt=attempt)
-        slurm.ask("scontrol", "update", "nodename=n2", "state=down", "reason=test")
-        slurm.ask("scontrol", "update", "nodename=n2", "state=resume")
+        slurm.lose("n2")
     await_state(record, "TIMEOUT")
     reason = registry.refresh(record.run_dir).reason
     assert reason == "it was started again 2 times, launcher.max_requeues=1 are allowed"

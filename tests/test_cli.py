@@ -1,6 +1,8 @@
 """The command line as a whole: options may stand anywhere among a command's words."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -26,3 +28,13 @@ def test_what_no_command_knows_is_refused(words: tuple[str, ...], capfd: pytest.
         main(words)
     assert ended.value.code == 2
     assert f"unrecognized arguments: {words[-1]}" in capfd.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough_of_a_list_gets_no_traceback() -> None:
+    program = [sys.executable, "-c", "from trainwright.cli import main; main(['rules'])"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as rules:
+        assert rules.stdout is not None
+        assert rules.stderr is not None
+        rules.stdout.close()  # as `| head` does
+        assert rules.stderr.read() == ""
+    assert rules.returncode == 0

@@ -383,14 +383,18 @@ def test_look_counts_the_sequences_that_splits_would_leave_empty(parsed: Parsed,
     assert gone.num_sequences == {}
 
 
-def test_look_reads_an_index_in_a_bucket_unless_the_run_is_dry(parsed: Parsed, tmp_path: Path) -> None:
+def test_look_reads_an_index_in_a_bucket_unless_the_run_is_dry_or_refused_anyway(
+    parsed: Parsed, tmp_path: Path
+) -> None:
     with IndexedWriter(tmp_path / "x", np.dtype(np.uint16)) as writer:
         writer.add_sequence(np.array([1]))
         writer.end_document()
     storage.write_all({storage.at("memory://split-bucket/x.idx"): (tmp_path / "x.idx").read_bytes()})
     bucket = ("hardware=t4", "data.data_prefix=[/gcs/split-bucket/x]", "launcher.bucket_url=memory://")
-    assert look(parsed(*bucket), **BUILT).num_sequences == {"/gcs/split-bucket/x": 1}  # type: ignore[arg-type]
-    assert look(parsed(*bucket, "dry_run=true"), **BUILT).num_sequences == {}  # type: ignore[arg-type]
+    mine = "site.vertex.bucket=mine"
+    assert look(parsed(*bucket, mine), **BUILT).num_sequences == {"/gcs/split-bucket/x": 1}  # type: ignore[arg-type]
+    assert look(parsed(*bucket), **BUILT).num_sequences == {}  # type: ignore[arg-type]  # no bucket is named: refused anyway
+    assert look(parsed(*bucket, mine, "dry_run=true"), **BUILT).num_sequences == {}  # type: ignore[arg-type]
 
 
 def test_instruction_data_on_native_warns_that_prompts_are_trained_on(parsed: Parsed) -> None:

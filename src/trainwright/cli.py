@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from trainwright import cli_cloud, cli_convert, cli_data, cli_image, cli_neuron_cache, cli_runs, cli_tensorboard
+from trainwright.cli_command import guarded
 
 _LISTS = ("overrides", "targets", "target", "inputs")  # words that a command takes any number of
 
@@ -47,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("train", help="what `python train.py` does: GROUP=OPTION KEY=VALUE ..., -m for a sweep")
     rules = commands.add_parser("rules", help="list the rules that a run must meet; allow=[ID] on a run relaxes one")
     rules.add_argument("--json", action="store_true", help="print JSON")
-    rules.set_defaults(run=_rules)
+    rules.set_defaults(run=lambda options: sys.exit(guarded(_rules, options)))
     cli_runs.add_to(commands)
     cli_convert.add_to(commands)
     cli_neuron_cache.add_to(commands)
@@ -58,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _rules(options: argparse.Namespace) -> None:
+def _rules(options: argparse.Namespace) -> int:
     from trainwright.rules import RULES
 
     rows = [
@@ -66,6 +67,7 @@ def _rules(options: argparse.Namespace) -> None:
     ]
     if options.json:
         print(json.dumps({"schema_version": 1, "rules": rows}, indent=1))
-        return
+        return 0
     for row in rows:
         print(f"{row['id']:<16} {row['severity']:<8} {row['condition']}\n{'':<25} source: {row['source']}")
+    return 0

@@ -98,8 +98,7 @@ def look(
         "code": code,
         "unset_env": tuple(name for name in config.launcher.env_from if name not in os.environ),
         "exposed_env": _exposed_env(config),
-        # A dry run is made without a network, and one whose bucket fails is told of that.
-        "num_sequences": _num_sequences(config, may_ask_bucket=not config.dry_run and not bucket_problems),
+        "num_sequences": _num_sequences(config, may_ask_bucket=not bucket_problems and _may_ask_bucket(config)),
     }
     if config.launcher.kind == "vertex" or config.backend.kind == "nemo":
         return Facts(**known)
@@ -171,6 +170,15 @@ def _max_token_id(config: RunConfig) -> int | None:
     from trainwright.dataset.indexed import inspect_prefix
 
     return max(inspect_prefix(Path(prefix)).max_token_id for prefix in prefixes)
+
+
+def _may_ask_bucket(config: RunConfig) -> bool:
+    """Return whether a bucket may be asked: not by a dry run, which needs no network, or where it is not named yet.
+
+    Without the packages for it the launcher tells what to install.
+    """
+    is_named = "<site." not in config.exp_manager.exp_dir
+    return not config.dry_run and is_named and importlib.util.find_spec("upath") is not None
 
 
 def _num_sequences(config: RunConfig, *, may_ask_bucket: bool) -> dict[str, int]:

@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,44 +67,40 @@ def _add(kinds: Any, name: str, run: Callable[[argparse.Namespace], int], *, hel
 
 def _to_nxd(options: argparse.Namespace) -> int:
     from trainwright.checkpoint import hf_to_nxd
-    from trainwright.checkpoint.progress import shown
 
-    with shown("hf-to-nxd") as report:
-        done = hf_to_nxd(
-            options.input,
-            options.output,
-            tensor_model_parallel_size=options.tp,
-            pipeline_model_parallel_size=options.pp,
-            kv_replicator=options.kv_replicator,
-            fuse_qkv=options.fuse_qkv,
-            layout=options.layout,
-            dtype=options.dtype,
-            hardware=options.hardware,
-            allow_extra=options.allow_extra,
-            workers=options.workers,
-            report=report,
-        )
-    return _print_report(done, as_json=options.json)
+    convert = partial(
+        hf_to_nxd,
+        options.input,
+        options.output,
+        tensor_model_parallel_size=options.tp,
+        pipeline_model_parallel_size=options.pp,
+        kv_replicator=options.kv_replicator,
+        fuse_qkv=options.fuse_qkv,
+        layout=options.layout,
+        dtype=options.dtype,
+        hardware=options.hardware,
+        allow_extra=options.allow_extra,
+        workers=options.workers,
+    )
+    return _convert("hf-to-nxd", convert, as_json=options.json)
 
 
 def _to_hf(options: argparse.Namespace) -> int:
     from trainwright.checkpoint import nxd_to_hf
-    from trainwright.checkpoint.progress import shown
 
-    with shown("nxd-to-hf") as report:
-        done = nxd_to_hf(
-            options.input,
-            options.output,
-            base=options.base,
-            max_shard_bytes=options.max_shard_size,
-            dtype=options.dtype,
-            on_difference=options.on_difference,
-            chat_template=options.chat_template,
-            allow_extra=options.allow_extra,
-            workers=options.workers,
-            report=report,
-        )
-    return _print_report(done, as_json=options.json)
+    convert = partial(
+        nxd_to_hf,
+        options.input,
+        options.output,
+        base=options.base,
+        max_shard_bytes=options.max_shard_size,
+        dtype=options.dtype,
+        on_difference=options.on_difference,
+        chat_template=options.chat_template,
+        allow_extra=options.allow_extra,
+        workers=options.workers,
+    )
+    return _convert("nxd-to-hf", convert, as_json=options.json)
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -117,6 +114,15 @@ def _verify(options: argparse.Namespace) -> int:
         for problem in verdict.problems:
             print(f"error: {problem}", file=sys.stderr)
     return EXIT_FAILED if verdict.problems else 0
+
+
+def _convert(name: str, convert: Callable[..., Any], *, as_json: bool) -> int:
+    """Convert with progress shown, and print what came of it."""
+    from trainwright.checkpoint.progress import shown
+
+    with shown(name) as report:
+        done = convert(report=report)
+    return _print_report(done, as_json=as_json)
 
 
 def _print_report(report: Any, *, as_json: bool) -> int:

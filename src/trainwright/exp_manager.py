@@ -9,25 +9,16 @@ from trainwright.config import RunConfig
 from trainwright.config_backend import BackendKind, NemoBackend
 from trainwright.config_exp_manager import LIGHTNING_WRITER_KEYS
 
-# Keys without effect on a backend, with NeMo's default: only another value is worth a word.
-_IDLE_ON_NATIVE: Mapping[str, object] = {
-    "resume_past_end": False,
-    "use_datetime_version": True,
-    "log_local_rank_0_only": False,
-    "log_global_rank_0_only": False,
-    "disable_validation_on_resume": True,
-    "seconds_to_sleep": 5.0,
+# What only NeMo itself does, with its default: loggers and callbacks, and how it names and writes checkpoint files.
+_NEMO_EXTRAS: Mapping[str, object] = {
     "create_dllogger_logger": False,
     "create_clearml_logger": False,
     "create_neptune_logger": False,
     "create_ipl_epoch_stopper_callback": False,
     "create_straggler_detection_callback": False,
     "create_fault_tolerance_callback": False,
-    "mlflow_logger_kwargs.log_model": False,
-    "checkpoint_callback_params.filepath": None,
-    "checkpoint_callback_params.dirpath": None,
-    "checkpoint_callback_params.save_last": True,
-    "checkpoint_callback_params.verbose": True,
+}
+_NEMO_FILES: Mapping[str, object] = {
     "checkpoint_callback_params.save_weights_only": False,
     "checkpoint_callback_params.auto_insert_metric_name": True,
     "checkpoint_callback_params.every_n_epochs": 1,
@@ -36,6 +27,23 @@ _IDLE_ON_NATIVE: Mapping[str, object] = {
     "checkpoint_callback_params.save_best_model": False,
     "checkpoint_callback_params.always_save_nemo": False,
     "checkpoint_callback_params.save_nemo_on_train_end": True,
+}
+
+# Keys without effect on a backend, with NeMo's default: only another value is worth a word.
+_IDLE_ON_NATIVE: Mapping[str, object] = {
+    "resume_past_end": False,
+    "use_datetime_version": True,
+    "log_local_rank_0_only": False,
+    "log_global_rank_0_only": False,
+    "disable_validation_on_resume": True,
+    "seconds_to_sleep": 5.0,
+    **_NEMO_EXTRAS,
+    "mlflow_logger_kwargs.log_model": False,
+    "checkpoint_callback_params.filepath": None,
+    "checkpoint_callback_params.dirpath": None,
+    "checkpoint_callback_params.save_last": True,
+    "checkpoint_callback_params.verbose": True,
+    **_NEMO_FILES,
     "checkpoint_callback_params.model_parallel_size": None,
     "checkpoint_callback_params.save_on_train_epoch_end": False,
     "checkpoint_callback_params.save_last_n_optim_states": -1,
@@ -55,22 +63,10 @@ _IDLE_ON_NXDT: Mapping[str, object] = {
     "log_delta_step_timing": False,
     "log_tflops_per_sec_per_gpu": True,
     "seconds_to_sleep": 5.0,
-    "create_dllogger_logger": False,
-    "create_clearml_logger": False,
-    "create_neptune_logger": False,
-    "create_ipl_epoch_stopper_callback": False,
-    "create_straggler_detection_callback": False,
-    "create_fault_tolerance_callback": False,
+    **_NEMO_EXTRAS,
     "checkpoint_callback_params.filepath": None,
     "checkpoint_callback_params.dirpath": None,
-    "checkpoint_callback_params.save_weights_only": False,
-    "checkpoint_callback_params.auto_insert_metric_name": True,
-    "checkpoint_callback_params.every_n_epochs": 1,
-    "checkpoint_callback_params.prefix": None,
-    "checkpoint_callback_params.postfix": ".nemo",
-    "checkpoint_callback_params.save_best_model": False,
-    "checkpoint_callback_params.always_save_nemo": False,
-    "checkpoint_callback_params.save_nemo_on_train_end": True,
+    **_NEMO_FILES,
     "checkpoint_callback_params.save_on_train_epoch_end": False,
     "checkpoint_callback_params.save_last_n_optim_states": -1,
 }

@@ -7,18 +7,20 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.fakes import gcloud_on_path
+from tests.node import living
 from trainwright.node import data_copy, masking
 from trainwright.node.data_copy import DataCopyError, DataSet, copy_all
 
 DEADLINE_S = 60  # for conditions that must come true; a machine under load is slow, not wrong
+wait_for = partial(living.wait_for, deadline_s=DEADLINE_S)
 COPY = """
 import json, sys
 from trainwright.node.data_copy import DataSet, copy_all
@@ -47,13 +49,6 @@ def copy(*data_sets: DataSet) -> list[str]:
     said: list[str] = []
     copy_all(data_sets, said.append)
     return said
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.02)
 
 
 def test_data_is_copied_once_and_found_by_the_next_start(tmp_path: Path) -> None:

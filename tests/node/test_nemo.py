@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import yaml
 
 from tests import bucket_mount
 from tests.nemo_checkpoints import distributed, marker, name_of
+from tests.node import living
 from trainwright.backends import RENDERERS
 from trainwright.config import RunConfig
 from trainwright.node import decision, nemo, nemo_config
@@ -28,6 +29,7 @@ from trainwright.plan import make_plan
 from trainwright.worker_zip import build_worker
 
 DEADLINE_S = 60  # for conditions that must come true; a machine under load is slow, not wrong
+wait_for = partial(living.wait_for, deadline_s=DEADLINE_S)
 YAML = """\
 exp_manager:
   resume_if_exists: true
@@ -149,14 +151,7 @@ class Run:
 
     def processes(self) -> list[int]:
         """All living processes that carry this run's mark in their environment."""
-        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if has_mark(pid, self.mark.encode())]
-
-
-def has_mark(pid: int, mark: bytes) -> bool:
-    try:
-        return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
+        return living.marked(self.mark)
 
 
 def free_port() -> int:
@@ -164,13 +159,6 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -182,12 +170,7 @@ def make_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         return made[-1]
 
     yield make
-    for run in made:
-        for worker in run.workers:
-            worker.kill()
-            worker.wait()
-        for pid in run.processes():
-            os.kill(pid, signal.SIGKILL)
+    living.end(made)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 
 from tests.fake_neuron_tools import COMPILER
 from tests.fakes import neuron_tools, nxdt_checkout
+from tests.node import living
 from trainwright.node import decision, neuron_cache, node_limits, nxdt_setup
 from trainwright.node.decision import Decision
 from trainwright.node.drive import DriverError
@@ -29,6 +31,7 @@ from trainwright.node.signals import SignalQueue
 from trainwright.worker_zip import build_worker
 
 DEADLINE_S = 60  # for conditions that must come true; a machine under load is slow, not wrong
+wait_for = partial(living.wait_for, deadline_s=DEADLINE_S)
 UNSET = ["NEURON_CC_FLAGS", "XLA_DOWNCAST_BF16", "COMPILE", "NEURON_COMPILE_CACHE_URL"]
 YAML = """\
 name: tiny
@@ -160,21 +163,7 @@ class Run:
         return sorted(path.name for path in self.paths.checkpoints.iterdir())
 
     def processes(self) -> list[int]:
-        found = []
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                if self.mark.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                    found.append(int(pid))
-            except OSError:
-                continue
-        return found
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.02)
+        return living.marked(self.mark)
 
 
 @pytest.fixture
@@ -186,12 +175,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         return runs[-1]
 
     yield make_one
-    for run in runs:
-        for worker in run.workers:
-            worker.kill()
-            worker.wait()
-        for pid in run.processes():
-            os.kill(pid, signal.SIGKILL)
+    living.end(runs)
 
 
 @pytest.fixture

@@ -9,21 +9,23 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.fakes import device_monitor
+from tests.node import living
 from trainwright import node
 from trainwright.node.events import Event, read_events
 from trainwright.node.run_paths import RunPaths
 from trainwright.worker_zip import build_worker
 
 DEADLINE_S = 90  # for conditions that must come true; a machine under load is slow, not wrong
+wait_for = partial(living.wait_for, deadline_s=DEADLINE_S)
 SOURCES = sorted(Path(node.__file__).parent.glob("*.py"))
 
 STOPPABLE = """
@@ -112,32 +114,14 @@ class Run:
 
     def processes(self) -> list[int]:
         """All living processes that carry this run's mark in their environment."""
-        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if has_mark(pid, self.mark.encode())]
-
-
-def has_mark(pid: int, mark: bytes) -> bool:
-    try:
-        return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.02)
+        return living.marked(self.mark)
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
     run = Run(tmp_path)
     yield run
-    for worker in run.workers:
-        worker.kill()
-        worker.wait()
-    for pid in run.processes():
-        os.kill(pid, signal.SIGKILL)
+    living.end([run])
 
 
 def test_a_rank_that_ends_well_makes_a_succeeded_run(run: Run) -> None:

@@ -2,13 +2,14 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.backends.nemo.test_render import ARTICLE, FACTS, GPT_5B_RUN
+from tests.backends.rule_rows import Changes, findings
 from trainwright.config import RunConfig
 from trainwright.plan import make_plan
 from trainwright.preflight import check
@@ -16,7 +17,6 @@ from trainwright.registry import changed_keys
 from trainwright.rules import RULES, nemo
 
 Parsed = Callable[..., RunConfig]
-Changes = Mapping[str, Any]
 ROOT = Path(__file__).parents[3]
 SAVING = "exp_manager.checkpoint_callback_params"
 TENSOR, PIPELINE = "parallelism.tensor_model_parallel_size", "parallelism.pipeline_model_parallel_size"
@@ -324,29 +324,13 @@ def article(parsed: Parsed) -> dict[str, Any]:
     return parsed(*ARTICLE).to_dict()
 
 
-def findings(article: dict[str, Any], changes: Changes) -> dict[str, list[str]]:
-    """Return what is found for the config with `changes`, by rule."""
-    tree = json.loads(json.dumps(article))
-    for path, value in changes.items():
-        *sections, key = path.split(".")
-        node = tree
-        for section in sections:
-            node = node[section]
-        node[key] = value
-    config = RunConfig.from_dict(tree)
-    found: dict[str, list[str]] = {}
-    for one in check(config, make_plan(config), FACTS):
-        found.setdefault(one.rule, []).append(str(one))
-    return found
-
-
 @pytest.mark.parametrize(("rule", "broken", "told", "fitting"), ROWS)
 def test_a_rule_finds_what_breaks_it_and_nothing_where_it_is_kept(
     rule: str, broken: Changes, told: str, fitting: Changes, article: dict[str, Any]
 ) -> None:
-    found = findings(article, broken)
+    found = findings(article, broken, FACTS)
     assert any(told in line for line in found[rule]), found
-    assert rule not in findings(article, fitting)
+    assert rule not in findings(article, fitting, FACTS)
 
 
 def test_every_rule_of_nemo_is_in_the_table() -> None:
@@ -365,18 +349,18 @@ def test_keys_that_this_version_of_nemo_does_not_know_are_named_once(article: di
         f"{SAVING}.async_save": True,
         "exp_manager.log_local_rank_0_only": True,
     }
-    (warning,) = findings(article, changed)["idle-keys"]
+    (warning,) = findings(article, changed, FACTS)["idle-keys"]
     assert "exp_manager.log_delta_step_timing=true, exp_manager.checkpoint_callback_params.async_save=true" in warning
     newer = {**changed, "backend.nemo_version": "2.7", "backend.script": "/opt/mine.py"}
-    assert "idle-keys" not in findings(article, newer)
+    assert "idle-keys" not in findings(article, newer, FACTS)
 
 
 def test_bfloat16_and_transformer_engine_on_a_t4_are_one_warning(article: dict[str, Any]) -> None:
-    (warning,) = findings(article, {})["bf16-on-t4"]
+    (warning,) = findings(article, {}, FACTS)["bf16-on-t4"]
     assert "trainer.precision=bf16-mixed and backend.transformer_engine=true on NVIDIA_TESLA_T4" in warning
-    (warning,) = findings(article, {"trainer.precision": "16-mixed"})["bf16-on-t4"]
+    (warning,) = findings(article, {"trainer.precision": "16-mixed"}, FACTS)["bf16-on-t4"]
     assert warning.endswith("use backend.transformer_engine=false, or allow=[bf16-on-t4]")
-    assert "bf16-on-t4" not in findings(article, {**H100})
+    assert "bf16-on-t4" not in findings(article, {**H100}, FACTS)
 
 
 def test_the_optimizer_state_of_a_5b_model_fits_because_it_is_spread(parsed: Parsed) -> None:

@@ -1,21 +1,20 @@
 """The rules of NxDT: what breaks each, with what it tells, and the like of it that does not."""
 
-import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.backends.nxdt.test_render import FACTS, TANUKI
+from tests.backends.rule_rows import Changes, findings
 from trainwright.config import RunConfig
 from trainwright.plan import make_plan
 from trainwright.preflight import check, look
 from trainwright.rules import RULES, nxdt
 
 Parsed = Callable[..., RunConfig]
-Changes = Mapping[str, Any]
 ROOT = Path(__file__).parents[3]
 CALLBACK = "exp_manager.checkpoint_callback_params"
 TENSOR, COPIES = "parallelism.tensor_model_parallel_size", "parallelism.kv_replicator"
@@ -229,29 +228,13 @@ def tanuki(parsed: Parsed) -> dict[str, Any]:
     return parsed(*TANUKI).to_dict()
 
 
-def findings(tanuki: dict[str, Any], changes: Changes) -> dict[str, list[str]]:
-    """Return what is found for the config with `changes`, by rule."""
-    tree = json.loads(json.dumps(tanuki))
-    for path, value in changes.items():
-        *sections, key = path.split(".")
-        node = tree
-        for section in sections:
-            node = node[section]
-        node[key] = value
-    config = RunConfig.from_dict(tree)
-    found: dict[str, list[str]] = {}
-    for one in check(config, make_plan(config), FACTS):
-        found.setdefault(one.rule, []).append(str(one))
-    return found
-
-
 @pytest.mark.parametrize(("rule", "broken", "told", "fitting"), ROWS)
 def test_a_rule_finds_what_breaks_it_and_nothing_where_it_is_kept(
     rule: str, broken: Changes, told: str, fitting: Changes, tanuki: dict[str, Any]
 ) -> None:
-    found = findings(tanuki, broken)
+    found = findings(tanuki, broken, FACTS)
     assert any(told in line for line in found[rule]), found
-    assert rule not in findings(tanuki, fitting)
+    assert rule not in findings(tanuki, fitting, FACTS)
 
 
 def test_every_rule_of_nxdt_is_in_the_table() -> None:
@@ -277,9 +260,9 @@ def test_keys_of_nemo_that_nxdt_does_not_heed_are_named_once(tanuki: dict[str, A
         "trainer.limit_val_batches": 1,
         f"{CALLBACK}.prefix": "x",
     }
-    (warning,) = findings(tanuki, ignored)["idle-keys"]
+    (warning,) = findings(tanuki, ignored, FACTS)["idle-keys"]
     assert "exp_manager.create_early_stopping_callback=true, exp_manager.checkpoint_callback_params.prefix=x" in warning
-    assert "idle-keys" not in findings(tanuki, {"exp_manager.log_local_rank_0_only": False})
+    assert "idle-keys" not in findings(tanuki, {"exp_manager.log_local_rank_0_only": False}, FACTS)
 
 
 def test_look_asks_for_what_a_chain_begins_with_not_for_what_it_fetches(parsed: Parsed, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Plays NeMo 1.23's megatron_gpt_pretraining.py on CPUs: `nemo_script.py --config-path=FOLDER --config-name=NAME`.
 
-It trains in earnest, a small GPT of plain torch on the data, in the order and with the sizes that the YAML says. It
+It trains in earnest, the native backend's GPT-2 on the data, in the order and with the sizes that the YAML says. It
 leaves what NeMo leaves: a log, TensorBoard's events, checkpoints as megatron-core lays them out, files put away in
 run_N. It resumes from what it is told and looks for nothing.
 """
@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812, torch's own convention
 import yaml
 from torch import Tensor, nn
 
+from trainwright.backends.native.module import LanguageModel, build_network
+from trainwright.config import Model
 from trainwright.dataset.blend import parse_data_prefix
 from trainwright.dataset.samples import GptData, Samples, open_dataset, requested_samples
 
@@ -29,30 +30,31 @@ VOCAB_SIZE = 50304  # of GPT-2, padded
 CONSUMED = re.compile(r"consumed_samples\=([0-9]+.[0-9]+)")  # NeMo's own
 
 
-class Gpt(nn.Module):
-    """Embeddings, blocks that look backwards only, and the embeddings again."""
-
-    def __init__(self, model: Tree) -> None:
-        super().__init__()
-        width, length = model["hidden_size"], model["encoder_seq_length"]
-        self.words, self.positions = nn.Embedding(VOCAB_SIZE, width), nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(
-                width, model["num_attention_heads"], model["ffn_hidden_size"], 0.0, F.gelu, batch_first=True
-            )
-            for _ in range(model["num_layers"])
-        )
-        for table in (self.words, self.positions):
-            nn.init.normal_(table.weight, std=model["init_method_std"])
-
-    def loss(self, tokens: Tensor) -> Tensor:
-        """Return the mean cross entropy of `tokens` [samples, length + 1], each but the first told by those before."""
-        given, wanted = tokens[:, :-1], tokens[:, 1:]
-        mask = nn.Transformer.generate_square_subsequent_mask(given.shape[1])
-        hidden = self.words(given) + self.positions.weight[: given.shape[1]]
-        for block in self.blocks:
-            hidden = block(hidden, src_mask=mask, is_causal=True)
-        return F.cross_entropy((hidden @ self.words.weight.T).flatten(0, 1), wanted.flatten())
+def native_gpt(model: Tree) -> LanguageModel:
+    """Return the native backend's GPT-2 in the sizes of NeMo's section."""
+    sizes = Model(
+        name="gpt",
+        architecture="gpt2",
+        num_layers=model["num_layers"],
+        hidden_size=model["hidden_size"],
+        ffn_hidden_size=model["ffn_hidden_size"],
+        num_attention_heads=model["num_attention_heads"],
+        num_query_groups=model["num_query_groups"],
+        max_position_embeddings=model["max_position_embeddings"],
+        vocab_size=VOCAB_SIZE,
+        make_vocab_size_divisible_by=model["make_vocab_size_divisible_by"],
+        share_embeddings_and_output_weights=True,
+        hidden_dropout=model["hidden_dropout"],
+        attention_dropout=model["attention_dropout"],
+        init_method_std=model["init_method_std"],
+        layernorm_epsilon=model["layernorm_epsilon"],
+        rope_theta=None,
+        trains_on=(),
+        source=None,
+        revision=None,
+        chat_template=None,
+    )
+    return LanguageModel(build_network(sizes, VOCAB_SIZE))
 
 
 class Training:
@@ -67,7 +69,7 @@ class Training:
         self.log_dir = Path(self.manager["exp_dir"], self.manager["name"], self.manager["version"])
         self.checkpoints = self.log_dir / "checkpoints"
         torch.manual_seed(self.model["seed"])
-        self.gpt = Gpt(self.model)
+        self.gpt = native_gpt(self.model)
         optim = self.model["optim"]
         self.adam = torch.optim.AdamW(
             self.gpt.parameters(), optim["lr"], betas=tuple(optim["betas"]), weight_decay=optim["weight_decay"]
@@ -148,7 +150,7 @@ class Training:
         batch = self.model["global_batch_size"]
         batches = self.batches(samples, self.consumed, batch)
         self.adam.zero_grad()
-        loss = torch.stack([self.gpt.loss(tokens) for tokens in batches]).mean()
+        loss = torch.stack([self.gpt(tokens[:, :-1], tokens[:, 1:]) for tokens in batches]).mean()
         loss.backward()
         gradients = [weight.grad for weight in self.gpt.parameters() if weight.grad is not None]
         together = torch.cat([loss.detach().flatten(), *(gradient.flatten() for gradient in gradients)])
@@ -165,7 +167,7 @@ class Training:
         batch = self.model["global_batch_size"]
         with torch.no_grad():
             parts = self.batches(samples, 0, batch * self.trainer["limit_val_batches"])
-            loss = torch.stack([self.gpt.loss(tokens) for tokens in parts]).mean()
+            loss = torch.stack([self.gpt(tokens[:, :-1], tokens[:, 1:]) for tokens in parts]).mean()
         dist.all_reduce(loss)
         return float(loss) / self.world_size
 
